@@ -1,0 +1,45 @@
+# Every target sets up all that it needs: `make demo` and `make test` work on a fresh clone that has only make, git and a python3 with venv.
+
+UV  := .tools/bin/uv
+BIN := .venv/bin
+
+.DELETE_ON_ERROR:
+.PHONY: setup demo test test-lowest check format image-check clean
+
+setup: .venv/.ready
+
+$(UV):
+	python3 -m venv .tools
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+.venv/.ready: $(UV) pyproject.toml uv.lock
+	$(UV) sync --quiet --frozen --all-extras
+	touch $@
+
+demo: setup
+	$(BIN)/residual-store demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+# The same tests against the lowest versions that pyproject.toml allows.
+test-lowest: $(UV)
+	UV_PROJECT_ENVIRONMENT=.venv-lowest $(UV) sync --quiet --all-extras --resolution lowest-direct --no-install-project
+	UV_PROJECT_ENVIRONMENT=.venv-lowest $(UV) pip install --quiet --python .venv-lowest --no-deps --editable .
+	.venv-lowest/bin/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: setup
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+image-check: $(UV)
+	docker/replay.sh
+
+clean:
+	rm -rf .tools .venv .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Residual Store: format and engine."""

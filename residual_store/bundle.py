@@ -1,0 +1,106 @@
+"""A bundle: the saved state of one VJP object, a manifest and the bytes of its leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from residual_store import encoding
+from residual_store.dtypes import name_of
+from residual_store.errors import DataLoss, InvalidFrame
+from residual_store.leaf import Leaf
+from residual_store.manifest import Manifest, UserValue
+
+__all__ = ["Bundle", "Payload", "digest_of"]
+
+type Payload = npt.NDArray[np.uint8]
+
+
+def digest_of(data: bytes | memoryview | Payload) -> bytes:
+    """The xxh3-128 of ``data``, 16 bytes."""
+    return xxhash.xxh3_128_digest(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A manifest and, for each leaf, its encoded bytes as a one-dimensional uint8 array.
+
+    ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
+
+    >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
+    >>> bundle.array(0)
+    array([0., 1., 2.])
+    """
+
+    manifest: Manifest
+    payloads: tuple[Payload, ...]
+    owned: bool = False
+
+    @classmethod
+    def of_arrays(
+        cls, arrays: Mapping[str, npt.ArrayLike], *, user: Mapping[str, UserValue] | None = None
+    ) -> Bundle:
+        """A bundle of named host arrays, for use without JAX.
+
+        Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
+        """
+        hosts = [np.asarray(array) for array in arrays.values()]
+        leaves = tuple(
+            Leaf(
+                index=index,
+                channel="opaque_residuals",
+                path=name,
+                dtype=name_of(host.dtype),
+                shape=host.shape,
+            )
+            for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
+        )
+        manifest = Manifest(leaves=leaves, created=time.time(), user=dict(user or {}))
+        return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
+
+    @classmethod
+    def encoded(
+        cls, manifest: Manifest, hosts: list[npt.NDArray[np.generic]], *, identities: list[int]
+    ) -> Bundle:
+        """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks and repetitions.
+
+        ``identities`` has equal numbers where two leaves are one array.
+        No bytes are copied but those of arrays that are not contiguous and little-endian.
+        """
+        encoded = encoding.encode_all(hosts, identities)
+        leaves = tuple(
+            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=e.digest)
+            for leaf, e in zip(manifest.leaves, encoded, strict=True)
+        )
+        laid_out = replace(manifest, leaves=leaves).laid_out()
+        return cls(manifest=laid_out, payloads=tuple(e.payload for e in encoded))
+
+    def array(self, index: int) -> npt.NDArray[np.generic]:
+        """The values of one leaf as a host array; raises IndexError.
+
+        It is a read-only view of the bundle where the encoding allows that.
+        """
+        leaf = self.manifest.leaves[index]
+        if leaf.alias_of is not None:
+            target = self.manifest.leaves[leaf.alias_of]
+            return encoding.reinterpret(encoding.decode(target, self.payloads[target.index]), leaf)
+        return encoding.decode(leaf, self.payloads[index])
+
+    def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
+        """Raise ``error``, which names the leaf, if any leaf's bytes differ from its digest."""
+        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
+            if leaf.alias_of is not None:
+                intact = leaf.digest == self.manifest.leaves[leaf.alias_of].digest
+            else:
+                intact = digest_of(payload) == leaf.digest
+            if not intact:
+                raise error(
+                    f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
+                    leaf=leaf.path,
+                    index=leaf.index,
+                )

@@ -1,0 +1,306 @@
+"""Every error of Residual Store, drawn once.
+
+::
+
+    ResidualStoreError
+    ├── RequestRefused                 the request is wrong; sending it again changes nothing
+    │   ├── InvalidKey                 400  invalid-key
+    │   ├── InvalidFrame               400  invalid-frame
+    │   ├── InvalidManifest            400  invalid-manifest
+    │   ├── Unauthorized               401  unauthorized
+    │   ├── Forbidden                  403  forbidden
+    │   ├── NotFound                   404  not-found
+    │   ├── MethodNotAllowed           405  method-not-allowed
+    │   ├── NotAcceptable              406  not-acceptable
+    │   ├── AlreadyExists              409  already-exists
+    │   ├── TooLarge                   413  too-large
+    │   ├── UnsupportedMedia           415  unsupported-media
+    │   ├── RangeNotSatisfiable        416  range-not-satisfiable
+    │   └── InvalidOption              422  invalid-option
+    ├── StoreUnavailable               the request is right; it may work later
+    │   ├── UploadStalled              408  upload-stalled
+    │   ├── Busy                       429  busy
+    │   ├── Stopping                   503  stopping
+    │   ├── StoreFull                  507  store-full
+    │   └── Unreachable                 --  unreachable
+    ├── StoreBroken                    the store cannot keep its promise
+    │   ├── InternalError              500  internal
+    │   └── DataLoss                   500  data-loss
+    ├── GradientRefused                going on could give a wrong gradient
+    │   ├── LeafUnavailable             --  leaf-unavailable
+    │   ├── ProgramMismatch             --  program-mismatch
+    │   ├── ProgramUnavailable          --  program-unavailable
+    │   ├── ArgumentMismatch            --  argument-mismatch
+    │   ├── CotangentMismatch           --  cotangent-mismatch
+    │   ├── PrecisionMismatch           --  precision-mismatch
+    │   └── MeshMismatch                --  mesh-mismatch
+    └── MissingExtra                    --  missing-extra
+
+The class, its ``code`` and its HTTP ``status`` are one table: `ERRORS`.
+The same code stands in the exception and in the ``application/problem+json`` answer (RFC 9457).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = ["ERRORS", "ResidualStoreError", "error_from_problem"]
+
+type ProblemValue = str | int | float | bool | None
+
+
+class ResidualStoreError(Exception):
+    """The root of all errors of this project.
+
+    The text says what was refused, where, why and what to do next.
+    ``fields`` holds the machine-readable rest, such as ``key``, ``leaf``, ``needed_bytes`` or ``retry_after``.
+
+    >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").as_problem()["code"]
+    'not-found'
+    """
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int | None] = None
+
+    def __init__(self, detail: str, /, **fields: ProblemValue) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.fields: Mapping[str, ProblemValue] = fields
+
+    def __str__(self) -> str:
+        return self.detail
+
+    def as_problem(self) -> dict[str, ProblemValue]:
+        """The body of an ``application/problem+json`` answer."""
+        return {
+            **self.fields,
+            "type": f"urn:residual-store:error:{self.code}",
+            "title": type(self).__name__,
+            "status": self.status or 500,
+            "code": self.code,
+            "detail": self.detail,
+        }
+
+
+class RequestRefused(ResidualStoreError):
+    """The request is wrong, so sending it again changes nothing."""
+
+
+class InvalidKey(RequestRefused, ValueError):
+    """A key or prefix is not of the form ``run/anything/else``."""
+
+    code, status = "invalid-key", 400
+
+
+class InvalidFrame(RequestRefused, ValueError):
+    """The bytes are not one whole frame: wrong magic, length, offset or digest."""
+
+    code, status = "invalid-frame", 400
+
+
+class InvalidManifest(RequestRefused, ValueError):
+    """The manifest breaks a rule of the format page."""
+
+    code, status = "invalid-manifest", 400
+
+
+class Unauthorized(RequestRefused):
+    """There is no token, or it is not a known one."""
+
+    code, status = "unauthorized", 401
+
+
+class Forbidden(RequestRefused):
+    """The token does not reach this run or this kind of access."""
+
+    code, status = "forbidden", 403
+
+
+class NotFound(RequestRefused, LookupError):
+    """There is no such bundle, leaf, program or route (any more)."""
+
+    code, status = "not-found", 404
+
+
+class MethodNotAllowed(RequestRefused):
+    """The route exists, the method does not."""
+
+    code, status = "method-not-allowed", 405
+
+
+class NotAcceptable(RequestRefused):
+    """The answer cannot be given in the form that was asked for."""
+
+    code, status = "not-acceptable", 406
+
+
+class AlreadyExists(RequestRefused):
+    """Another bundle stands under this key and ``if_exists`` forbids to replace it."""
+
+    code, status = "already-exists", 409
+
+
+class TooLarge(RequestRefused, ValueError):
+    """The request is above a limit of the settings table."""
+
+    code, status = "too-large", 413
+
+
+class UnsupportedMedia(RequestRefused):
+    """The body has a content type or content encoding that this route does not take."""
+
+    code, status = "unsupported-media", 415
+
+
+class RangeNotSatisfiable(RequestRefused):
+    """The byte range lies outside the leaf."""
+
+    code, status = "range-not-satisfiable", 416
+
+
+class InvalidOption(RequestRefused, ValueError):
+    """A query parameter or keyword option has a value that makes no sense here."""
+
+    code, status = "invalid-option", 422
+
+
+class StoreUnavailable(ResidualStoreError):
+    """The request is right and may work later."""
+
+
+class UploadStalled(StoreUnavailable, TimeoutError):
+    """The body stopped coming; what had come was discarded."""
+
+    code, status = "upload-stalled", 408
+
+
+class Busy(StoreUnavailable):
+    """Too many bytes are in flight just now; ``retry_after`` says when to try again, in seconds."""
+
+    code, status = "busy", 429
+
+
+class Stopping(StoreUnavailable):
+    """The server is stopping and takes no new work."""
+
+    code, status = "stopping", 503
+
+
+class StoreFull(StoreUnavailable):
+    """There is no room; ``needed_bytes`` and ``free_bytes`` say how much is missing."""
+
+    code, status = "store-full", 507
+
+
+class Unreachable(StoreUnavailable, ConnectionError):
+    """The server did not answer, or the connection broke and the request could not be repeated."""
+
+    code = "unreachable"
+
+
+class StoreBroken(ResidualStoreError):
+    """The store cannot keep its promise."""
+
+
+class InternalError(StoreBroken):
+    """A fault of the server; its log has the cause."""
+
+    code, status = "internal", 500
+
+
+class DataLoss(StoreBroken):
+    """Stored bytes are missing or are not what was written; ``leaf`` names the first such leaf."""
+
+    code, status = "data-loss", 500
+
+
+class GradientRefused(ResidualStoreError):
+    """Going on could give a wrong gradient, so nothing was done."""
+
+
+class LeafUnavailable(GradientRefused, ValueError):
+    """A leaf cannot be read: it was deleted or donated, is being traced, or lies on another process."""
+
+    code = "leaf-unavailable"
+
+
+class ProgramMismatch(GradientRefused, ValueError):
+    """The bundle belongs to another backward program than the one it is restored into."""
+
+    code = "program-mismatch"
+
+
+class ProgramUnavailable(GradientRefused, LookupError):
+    """There is no backward program to apply: none was stored, or none is known in this process."""
+
+    code = "program-unavailable"
+
+
+class ArgumentMismatch(GradientRefused, ValueError):
+    """``args`` differs from the recorded arguments in tree, count, shape, dtype or content."""
+
+    code = "argument-mismatch"
+
+
+class CotangentMismatch(GradientRefused, ValueError):
+    """The cotangent differs from the recorded output in tree, count, shape or dtype."""
+
+    code = "cotangent-mismatch"
+
+
+class PrecisionMismatch(GradientRefused, ValueError):
+    """The bundle holds 64-bit values and this process has ``jax_enable_x64`` off."""
+
+    code = "precision-mismatch"
+
+
+class MeshMismatch(GradientRefused, ValueError):
+    """The bundle was made on a device mesh that this process cannot build."""
+
+    code = "mesh-mismatch"
+
+
+class MissingExtra(ResidualStoreError, ImportError):
+    """A part of the package was used whose optional dependencies are not installed."""
+
+    code = "missing-extra"
+
+    @classmethod
+    def of(cls, extra: str, *, part: str, missing: str | None) -> MissingExtra:
+        """The error for ``part``, which needs the extra named ``extra``."""
+        return cls(
+            f"{part} needs {missing or 'a package'}, which is not installed; "
+            f"install the extra that brings it: pip install 'residual-store[{extra}]'",
+            extra=extra,
+        )
+
+
+def _with_code(root: type[ResidualStoreError]) -> dict[str, type[ResidualStoreError]]:
+    found = {root.code: root} if "code" in vars(root) and root is not ResidualStoreError else {}
+    for child in root.__subclasses__():
+        found |= _with_code(child)
+    return found
+
+
+ERRORS: Mapping[str, type[ResidualStoreError]] = _with_code(ResidualStoreError)
+"""Code -> class; ``ERRORS[code].status`` is the HTTP status, or None for an error that never crosses HTTP."""
+
+
+def error_from_problem(problem: Mapping[str, object], status: int) -> ResidualStoreError:
+    """The exception that a problem+json body stands for; an unknown code becomes `InternalError`.
+
+    >>> type(error_from_problem({"code": "busy", "detail": "later", "retry_after": 1}, 429)).__name__
+    'Busy'
+    """
+    kind = ERRORS.get(str(problem.get("code")), InternalError)
+    detail = problem.get("detail")
+    known = {"type", "title", "status", "code", "detail"}
+    fields: dict[str, ProblemValue] = {
+        name: value
+        for name, value in problem.items()
+        if name not in known and (value is None or isinstance(value, str | int | float | bool))
+    }
+    if kind is InternalError:
+        fields.setdefault("http_status", status)
+    return kind(detail if isinstance(detail, str) else f"the server answered {status}", **fields)

@@ -1,0 +1,158 @@
+"""A leaf: one residual array of a VJP object, as the manifest describes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from residual_store import dtypes
+from residual_store.errors import InvalidManifest
+from residual_store.fields import Fields
+from residual_store.settings import Settings
+
+__all__ = ["Aval", "Channel", "Encoding", "Leaf", "MeshSharding"]
+
+type Encoding = Literal["raw", "constant", "bits", "alias"]
+type Channel = Literal["args_res", "opaque_residuals", "structured_residuals"]
+type Kind = Literal["array", "key"]
+
+_ENCODINGS = ("raw", "constant", "bits", "alias")
+_CHANNELS = ("args_res", "opaque_residuals", "structured_residuals")
+_KINDS = ("array", "key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aval:
+    """Shape, dtype and weak type of an abstract value; the dtype by canonical name, or ``key<impl>`` for PRNG keys."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    weak_type: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" + ("~" if self.weak_type else "")
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def read(cls, entry: Fields, settings: Settings) -> Aval:
+        return cls(
+            dtype=entry.text("dtype", 64),
+            shape=entry.shape("shape", settings.max_rank),
+            weak_type=entry.flag("weak_type"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSharding:
+    """How a leaf lay on a device mesh, in symbols: names, sizes and types of the axes and a partition spec, no device ids.
+
+    ``spec`` has one entry per dimension, a list of axis names.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    axis_types: tuple[str, ...]
+    spec: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        axes = ", ".join(
+            f"{name}={size}" for name, size in zip(self.axis_names, self.axis_sizes, strict=True)
+        )
+        return f"mesh({axes}) spec({', '.join('+'.join(names) or '-' for names in self.spec)})"
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of the mesh."""
+        return math.prod(self.axis_sizes)
+
+    @classmethod
+    def read(cls, entry: Fields, settings: Settings) -> MeshSharding:
+        sharding = cls(
+            axis_names=entry.names("axis_names", settings.max_rank, 64),
+            axis_sizes=entry.shape("axis_sizes", settings.max_rank),
+            axis_types=entry.names("axis_types", settings.max_rank, 16),
+            spec=entry.lists_of_names("spec", settings.max_rank, 64),
+        )
+        if not len(sharding.axis_names) == len(sharding.axis_sizes) == len(sharding.axis_types):
+            raise InvalidManifest("a sharding has axis_names, axis_sizes and axis_types of different lengths")
+        return sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One residual array: where it sits in the VJP object, what it is, and where its bytes are.
+
+    ``offset`` counts from the start of the leaf area, ``nbytes`` is the length after ``encoding``, and ``digest`` is
+    the xxh3-128 of those bytes.
+    A typed PRNG key array (``kind`` "key") holds its key data: ``dtype`` and ``shape`` are those of the data and
+    ``key_impl`` names the implementation.
+    """
+
+    index: int
+    channel: Channel
+    path: str
+    kind: Kind = "array"
+    dtype: str
+    shape: tuple[int, ...]
+    encoding: Encoding = "raw"
+    alias_of: int | None = None
+    same_array: bool = False
+    offset: int = 0
+    nbytes: int = 0
+    digest: bytes = b""
+    shards: tuple[()] = ()
+    weak_type: bool = False
+    committed: bool = False
+    memory_kind: str | None = None
+    sharding: MeshSharding | None = None
+    key_impl: str | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def array_nbytes(self) -> int:
+        """Bytes of the array on the host, before any encoding."""
+        return self.elements * dtypes.element_bytes(self.dtype)
+
+    @property
+    def encoded_nbytes(self) -> int:
+        """The ``nbytes`` that this dtype, shape and encoding must have."""
+        match self.encoding:
+            case "constant":
+                return dtypes.element_bytes(self.dtype)
+            case "bits":
+                return -(-self.elements // 8)
+            case "alias":
+                return 0
+        return self.array_nbytes
+
+    @classmethod
+    def read(cls, entry: Fields, settings: Settings) -> Leaf:
+        return cls(
+            index=entry.integer("index", 0, settings.max_leaves),
+            channel=cast("Channel", entry.choice("channel", _CHANNELS)),
+            path=entry.text("path", settings.max_path_chars),
+            kind=cast("Kind", entry.choice("kind", _KINDS)),
+            dtype=entry.choice("dtype", dtypes.DTYPES.keys()),
+            shape=entry.shape("shape", settings.max_rank),
+            encoding=cast("Encoding", entry.choice("encoding", _ENCODINGS)),
+            alias_of=entry.optional_integer("alias_of", 0, settings.max_leaves),
+            same_array=entry.flag("same_array"),
+            offset=entry.integer("offset", 0, 1 << 62),
+            nbytes=entry.integer("nbytes", 0, 1 << 62),
+            digest=entry.binary("digest", 16),
+            shards=entry.empty_list("shards"),
+            weak_type=entry.flag("weak_type"),
+            committed=entry.flag("committed"),
+            memory_kind=entry.optional_text("memory_kind", 64),
+            sharding=entry.optional("sharding", lambda inner: MeshSharding.read(inner, settings)),
+            key_impl=entry.optional_text("key_impl", 64),
+        )

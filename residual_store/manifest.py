@@ -1,0 +1,173 @@
+"""The manifest: everything about a bundle but the bytes of its leaves.
+
+It is one msgpack map, read by `decode` with every check of the format page and written by `encode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, cast
+
+import msgpack
+
+from residual_store.errors import InvalidManifest
+from residual_store.fields import Fields, unpack
+from residual_store.leaf import Aval, Leaf
+from residual_store.settings import Settings
+
+__all__ = ["ALIGNMENT", "FORMAT", "Argument", "Aval", "Leaf", "Manifest", "decode", "encode"]
+
+FORMAT = 1
+"""The format version that this release writes and the only one that it reads."""
+
+ALIGNMENT = 64
+"""Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
+
+type State = Literal["saved", "not_needed", "not_saveable"]
+type UserValue = str | int | float | bool
+
+_STATES = ("saved", "not_needed", "not_saveable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One leaf of the argument tree: its path, its state, and what must be given back at restore.
+
+    ``aval`` is None where JAX did not record it.
+    ``digest`` is the xxh3-128 of the argument's bytes where the caller asked that the restore checks them.
+    """
+
+    path: str
+    state: State
+    aval: Aval | None = None
+    digest: bytes | None = None
+
+    @classmethod
+    def read(cls, entry: Fields, settings: Settings) -> Argument:
+        return cls(
+            path=entry.text("path", settings.max_path_chars),
+            state=cast("State", entry.choice("state", _STATES)),
+            aval=entry.optional("aval", lambda inner: Aval.read(inner, settings)),
+            digest=entry.optional_binary("digest", 16),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a bundle says of itself.
+
+    ``fingerprint`` names the backward program; it is None for a scratch bundle, which only the process that made it
+    can restore.
+    ``in_tree`` and ``out_tree`` describe the argument and output trees, node by node in preorder.
+    ``no_program`` says why there is no exported backward, if so.
+    """
+
+    format: int = FORMAT
+    fingerprint: str | None = None
+    no_program: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    x64: bool = False
+    function: str = ""
+    created: float = 0.0
+    leaves: tuple[Leaf, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    cotangents: tuple[Aval, ...] = ()
+    in_tree: tuple[Any, ...] = ()
+    out_tree: tuple[Any, ...] = ()
+    user: Mapping[str, UserValue] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the leaf area, from the start of the first leaf to the end of the last one."""
+        return max((leaf.offset + leaf.nbytes for leaf in self.leaves), default=0)
+
+    @property
+    def array_nbytes(self) -> int:
+        """Bytes of all leaves as arrays on the host."""
+        return sum(leaf.array_nbytes for leaf in self.leaves)
+
+    def laid_out(self) -> Manifest:
+        """The same manifest with the ``nbytes`` and the ``offset`` of every leaf set."""
+        placed, end = [], 0
+        for leaf in self.leaves:
+            nbytes = leaf.encoded_nbytes
+            offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
+            end = offset + nbytes if nbytes else end
+            placed.append(replace(leaf, offset=offset, nbytes=nbytes))
+        return replace(self, leaves=tuple(placed))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The msgpack map of a manifest; `decode` is its inverse.
+
+    >>> decode(encode(Manifest(function="f")), Settings()).function
+    'f'
+    """
+    content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
+    packed: bytes = msgpack.packb(content, use_bin_type=True, default=vars)
+    return packed
+
+
+def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
+    """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule."""
+    entry = unpack(data, settings)
+    version = entry.integer("format", 0, 1 << 31)
+    if version != FORMAT:
+        raise InvalidManifest(
+            f"the manifest has format version {version} and this release reads version {FORMAT}; "
+            f"use the release of residual-store that wrote it"
+        )
+    manifest = Manifest(
+        fingerprint=entry.optional_text("fingerprint", 128),
+        no_program=entry.optional_text("no_program", settings.max_user_chars),
+        versions=entry.scalars("versions", 16, 128, str),
+        x64=entry.flag("x64"),
+        function=entry.text("function", settings.max_path_chars),
+        created=entry.number("created"),
+        leaves=entry.each("leaves", settings.max_leaves, lambda leaf: Leaf.read(leaf, settings)),
+        arguments=entry.each("arguments", settings.max_tree_nodes, lambda one: Argument.read(one, settings)),
+        cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
+        in_tree=entry.tree("in_tree", settings.max_tree_nodes),
+        out_tree=entry.tree("out_tree", settings.max_tree_nodes),
+        user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, str, bool, int, float),
+    )
+    entry.finish()
+    _check_layout(manifest)
+    return manifest
+
+
+def _check_layout(manifest: Manifest) -> None:
+    for index, (leaf, placed) in enumerate(zip(manifest.leaves, manifest.laid_out().leaves, strict=True)):
+        where = f"leaves[{index}]"
+        if leaf.index != index:
+            raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
+        if leaf.nbytes != placed.nbytes:
+            raise InvalidManifest(
+                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} "
+                f"has {placed.nbytes}"
+            )
+        if leaf.offset != placed.offset:
+            raise InvalidManifest(
+                f"{where}.offset is {leaf.offset} and must be {placed.offset}: ascending, {ALIGNMENT}-byte aligned, "
+                "no overlap and no gap beyond padding"
+            )
+        _check_encoding(leaf, manifest.leaves[:index], where)
+
+
+def _check_encoding(leaf: Leaf, before: tuple[Leaf, ...], where: str) -> None:
+    if (leaf.alias_of is None) == (leaf.encoding == "alias"):
+        raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
+    if leaf.encoding == "bits" and leaf.dtype != "bool":
+        raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
+    if leaf.encoding == "constant" and not leaf.array_nbytes:
+        raise InvalidManifest(f"{where} is a constant without an element")
+    if leaf.kind == "key" and leaf.key_impl is None:
+        raise InvalidManifest(f"{where} is a PRNG key without key_impl")
+    if leaf.alias_of is not None:
+        if leaf.alias_of >= len(before) or before[leaf.alias_of].encoding == "alias":
+            raise InvalidManifest(
+                f"{where}.alias_of is {leaf.alias_of}; it must be an earlier leaf that has bytes"
+            )
+        if before[leaf.alias_of].array_nbytes != leaf.array_nbytes:
+            raise InvalidManifest(f"{where} and leaves[{leaf.alias_of}], which it repeats, differ in size")

@@ -1,0 +1,150 @@
+"""The one table of settings: every limit on a size, a count, a depth or a time, with unit, default and reason.
+
+A setting is read from the environment as ``RESIDUAL_STORE_<NAME>``, for example ``RESIDUAL_STORE_HOST_BYTES``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from residual_store.errors import InvalidOption
+
+__all__ = ["Settings"]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def _setting(default: float, unit: str, reason: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "reason": reason})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits and times of the engine, the server and the client.
+
+    Sizes are in bytes and times in seconds.
+
+    >>> Settings(max_leaves=8).max_leaves
+    8
+    """
+
+    host_bytes: int = _setting(
+        0,
+        "bytes",
+        "memory for host-tier bundles and bodies in flight; 0 is half of the machine's memory, so that the machine does not swap",
+    )
+    max_bundle_bytes: int = _setting(
+        256 * GIB, "bytes", "a frame above this is refused before its body is read"
+    )
+    max_manifest_bytes: int = _setting(
+        64 * MIB, "bytes", "a manifest is decoded at once; 65,536 leaves with long paths need about 40 MiB"
+    )
+    max_program_bytes: int = _setting(
+        1 * GIB, "bytes", "constants that the backward closes over are part of its program"
+    )
+    max_leaves: int = _setting(
+        65_536,
+        "leaves",
+        "a VJP of several thousand parameters fits ten times over; a claimed billion is refused at once",
+    )
+    max_rank: int = _setting(32, "dimensions", "numpy allows 64 and XLA is used with far fewer")
+    max_key_chars: int = _setting(
+        512, "characters", "a key becomes a path below the root, and file systems stop at 4,096"
+    )
+    max_path_chars: int = _setting(
+        4_096,
+        "characters",
+        "the pytree path of a leaf is for people; a longer one is shortened by the client",
+    )
+    max_tree_nodes: int = _setting(
+        1_000_000,
+        "nodes",
+        "nodes of the recorded argument and output trees, and of any map or list in a manifest",
+    )
+    max_user_entries: int = _setting(64, "entries", "user metadata is a label, not a payload")
+    max_user_chars: int = _setting(4_096, "characters", "one value of user metadata")
+    packed_leaf_bytes: int = _setting(
+        1 * MIB,
+        "bytes",
+        "smaller leaves share one array on disk: 1,000 of 4 KiB take 4 ms packed and 75 to 110 ms apart",
+    )
+    chunk_bytes: int = _setting(
+        8 * MIB, "bytes", "chunk of a large leaf on disk; chunks are written and read in parallel"
+    )
+    page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
+    max_wait_seconds: float = _setting(
+        60.0,
+        "seconds",
+        "the longest long-poll for a bundle that is not there yet; below the idle limit of common proxies",
+    )
+    max_ttl_seconds: float = _setting(
+        366 * 86_400.0, "seconds", "the longest lease; a bundle without a lease stays until it is deleted"
+    )
+    sweep_seconds: float = _setting(
+        5.0,
+        "seconds",
+        "how often the server removes bundles whose lease ended; they are invisible from the moment it ends",
+    )
+    orphan_seconds: float = _setting(
+        86_400.0,
+        "seconds",
+        "on an object store, an unfinished upload older than this is removed at start; on a file system a dead writer is known at once",
+    )
+    idle_body_seconds: float = _setting(
+        30.0,
+        "seconds",
+        "an upload that brings no byte for so long is answered with 408 and its memory is freed",
+    )
+    graceful_seconds: float = _setting(
+        10.0, "seconds", "on SIGTERM the server finishes what it can within this time and discards the rest"
+    )
+    retry_after_seconds: float = _setting(1.0, "seconds", "what a busy server asks its clients to wait")
+    connect_seconds: float = _setting(5.0, "seconds", "the client gives up connecting after this")
+    idle_answer_seconds: float = _setting(
+        120.0,
+        "seconds",
+        "the client gives up when the server sends nothing for so long; a commit of many GiB to a slow disk fits",
+    )
+    attempts: int = _setting(
+        4, "attempts", "how often the client sends a request that can be repeated, the first time included"
+    )
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, **given: float | None
+    ) -> Settings:
+        """Settings from ``RESIDUAL_STORE_*`` variables; what is ``given`` and not None goes first.
+
+        Raises `InvalidOption` for a value that is not a number of the setting's type or is negative.
+
+        >>> Settings.from_environment({"RESIDUAL_STORE_MAX_LEAVES": "16"}, attempts=2).max_leaves
+        16
+        """
+        environment = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for entry in fields(cls):
+            text = environment.get(f"RESIDUAL_STORE_{entry.name.upper()}")
+            if text is not None:
+                values[entry.name] = _number(entry.name, text, type(entry.default))
+        return cls(**values | {name: value for name, value in given.items() if value is not None})
+
+    @property
+    def host_budget(self) -> int:
+        """``host_bytes``, with 0 resolved to half of this machine's memory."""
+        return self.host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _number(name: str, text: str, kind: type) -> float:
+    try:
+        value: float = kind(text.replace("_", ""))
+    except ValueError:
+        value = -1
+    if not value >= 0:
+        raise InvalidOption(
+            f"RESIDUAL_STORE_{name.upper()} is {text!r}; it must be a {kind.__name__} of 0 or more",
+            option=name,
+        )
+    return value
