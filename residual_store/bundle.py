@@ -85,22 +85,33 @@ class Bundle:
 
         It is a read-only view of the bundle where the encoding allows that.
         """
-        leaf = self.manifest.leaves[index]
-        if leaf.alias_of is not None:
-            target = self.manifest.leaves[leaf.alias_of]
-            return encoding.reinterpret(encoding.decode(target, self.payloads[target.index]), leaf)
-        return encoding.decode(leaf, self.payloads[index])
+        source = self.manifest.source(index)
+        return encoding.decode(source, self.payloads[source.index], as_leaf=self.manifest.leaves[index])
+
+    @classmethod
+    def of_segment(cls, manifest: Manifest, segment: Payload) -> Bundle:
+        """The bundle whose leaf area is ``segment``, which nobody changes from now on."""
+        segment.flags.writeable = False
+        payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
+        return cls(manifest=manifest, payloads=payloads, owned=True)
+
+    def copied_into(self, segment: Payload) -> Bundle:
+        """The same bundle with its leaves copied into ``segment``, which is ``manifest.nbytes`` long."""
+        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
+            segment[leaf.offset : leaf.offset + leaf.nbytes] = payload
+        return Bundle.of_segment(self.manifest, segment)
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
         """Raise ``error``, which names the leaf, if any leaf's bytes differ from its digest."""
-        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
-            if leaf.alias_of is not None:
-                intact = leaf.digest == self.manifest.leaves[leaf.alias_of].digest
-            else:
-                intact = digest_of(payload) == leaf.digest
+        for leaf in self.manifest.leaves:
+            source = self.manifest.source(leaf.index)
+            intact = leaf.digest == source.digest if leaf is not source else self._is_intact(leaf)
             if not intact:
                 raise error(
                     f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
                     leaf=leaf.path,
                     index=leaf.index,
                 )
+
+    def _is_intact(self, leaf: Leaf) -> bool:
+        return digest_of(self.payloads[leaf.index]) == leaf.digest

@@ -19,13 +19,42 @@ __all__ = ["DTYPES", "FLOAT0", "dtype_of", "element_bytes", "name_of", "tensorst
 FLOAT0 = "float0"
 """The dtype of the tangents of integers: a shape and no bytes (``jax.dtypes.float0``)."""
 
-_NUMPY_NAMES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
-).split()
-_ML_NAMES = (
-    "bfloat16 int1 int2 int4 uint1 uint2 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 "
-    "float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
+_NUMPY_NAMES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+_ML_NAMES = [
+    "bfloat16",
+    "int1",
+    "int2",
+    "int4",
+    "uint1",
+    "uint2",
+    "uint4",
+    "float4_e2m1fn",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 
 DTYPES: Mapping[str, np.dtype] = {
     **{name: np.dtype(name) for name in _NUMPY_NAMES},

@@ -11,7 +11,7 @@ import xxhash
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.leaf import Encoding, Leaf
 
-__all__ = ["Encoded", "decode", "encode_all", "reinterpret"]
+__all__ = ["Encoded", "decode", "encode_all"]
 
 type Host = npt.NDArray[np.generic]
 type Payload = npt.NDArray[np.uint8]
@@ -100,8 +100,19 @@ def _is_constant(payload: Payload, itemsize: int) -> bool:
     return all((words[start : start + _BLOCK] == words[0]).all() for start in range(0, len(words), _BLOCK))
 
 
-def decode(leaf: Leaf, payload: Payload) -> Host:
-    """The values of a leaf that is not an alias, with its own dtype and shape; a view where that is possible."""
+def decode(source: Leaf, payload: Payload, *, as_leaf: Leaf | None = None) -> Host:
+    """The values of a leaf, a read-only view of ``payload`` where the encoding allows that.
+
+    ``as_leaf`` is the alias, if it is one; it may have another dtype and shape of the same size than its ``source``.
+    """
+    host = _decode(source, payload)
+    if as_leaf is None or (source.dtype, source.shape) == (as_leaf.dtype, as_leaf.shape):
+        return host
+    bytes_of = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+    return bytes_of.view(DTYPES[as_leaf.dtype]).reshape(as_leaf.shape)
+
+
+def _decode(leaf: Leaf, payload: Payload) -> Host:
     dtype = DTYPES[leaf.dtype]
     if leaf.encoding == "bits":
         bits = np.unpackbits(payload, count=leaf.elements, bitorder="little")
@@ -114,10 +125,3 @@ def decode(leaf: Leaf, payload: Payload) -> Host:
         if leaf.encoding == "constant"
         else values.reshape(leaf.shape)
     )
-
-
-def reinterpret(host: Host, leaf: Leaf) -> Host:
-    """The bytes of ``host`` as the values of ``leaf``, which may have another dtype and shape of the same size."""
-    if host.dtype == DTYPES[leaf.dtype] and host.shape == leaf.shape:
-        return host
-    return np.ascontiguousarray(host).reshape(-1).view(np.uint8).view(DTYPES[leaf.dtype]).reshape(leaf.shape)

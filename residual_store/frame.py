@@ -11,7 +11,7 @@ The offset of a leaf counts from the start of the leaf area, and its first byte 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -75,25 +75,23 @@ class FrameReader:
     """Takes in one frame piece by piece, straight into the memory where its leaves will stay.
 
     Ask `buffer` where the next bytes belong, put some there, and say how many to `received`.
+    When `awaits_memory` is true, look at `manifest`, decide whether to go on, and `place` the leaves.
     ``total`` is the announced length of the frame, if there is one.
-    ``reserve`` is called with the size of the leaf area before that is allocated, and may refuse it.
 
     Raises `InvalidFrame`, `InvalidManifest` or `TooLarge` as soon as the bytes so far cannot become a frame.
+
+    >>> reader = FrameReader(Settings())
+    >>> reader.feed(frame_head(Manifest()))
+    >>> reader.awaits_memory
+    True
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        total: int | None = None,
-        reserve: Callable[[Manifest, int], None] = lambda manifest, nbytes: None,
-    ) -> None:
+    def __init__(self, settings: Settings, *, total: int | None = None) -> None:
         self._settings = settings
         self._total = total
-        self._reserve = reserve
         self._manifest: Manifest | None = None
-        self._leaves = np.empty(0, np.uint8)
-        self._steps = self._run()
+        self._leaves: Payload | None = None
+        self._steps = self._head_steps()
         self._view = next(self._steps)
 
     @property
@@ -102,45 +100,57 @@ class FrameReader:
         return self._manifest
 
     @property
+    def awaits_memory(self) -> bool:
+        """Whether the head has come in whole and the leaves have no place yet."""
+        return self._manifest is not None and self._leaves is None
+
+    @property
     def complete(self) -> bool:
         """Whether the last byte has come in."""
-        return self._manifest is not None and not self._view
+        return self._leaves is not None and not self._view
+
+    def place(self, leaves: Payload) -> None:
+        """Give the memory of the leaf area: uint8, ``manifest.nbytes`` long, 64-byte aligned."""
+        self._leaves = leaves
+        self._view = memoryview(leaves)
 
     def buffer(self) -> memoryview:
-        """The memory for the next bytes; empty when the frame is complete."""
+        """The memory for the next bytes; empty when the frame is complete or awaits memory."""
         return self._view
 
     def received(self, count: int) -> None:
         """Note that the first ``count`` bytes of `buffer` are filled."""
         self._view = self._view[count:]
-        while not self._view and not self.complete:
-            self._view = next(self._steps)
+        while not self._view and self._manifest is None:
+            self._view = next(self._steps, memoryview(b""))
 
-    def feed(self, chunk: bytes | memoryview) -> None:
-        """Copy ``chunk`` to where it belongs; raises `InvalidFrame` for bytes after the end."""
+    def feed(self, chunk: bytes | memoryview) -> memoryview:
+        """Copy ``chunk`` to where it belongs and return what has no place yet, see `awaits_memory`.
+
+        Raises `InvalidFrame` for bytes after the end.
+        """
         rest = memoryview(chunk)
-        while rest:
+        while rest and not self.awaits_memory:
             if self.complete:
                 raise InvalidFrame("the body goes on after the last leaf; a frame has no trailing bytes")
             count = min(len(rest), len(self._view))
             self._view[:count] = rest[:count]
             self.received(count)
             rest = rest[count:]
+        return rest
 
     def bundle(self) -> Bundle:
         """The bundle, with the digest of every leaf checked; raises `InvalidFrame` if bytes are missing or wrong."""
-        if self._manifest is None or not self.complete:
+        leaves = self._leaves
+        if self._manifest is None or leaves is None or not self.complete:
             raise InvalidFrame(
                 "the body ends before the frame does; send the whole frame, with curl --data-binary @file"
             )
-        leaves = self._leaves
-        leaves.flags.writeable = False
-        payloads = tuple(leaves[leaf.offset : leaf.offset + leaf.nbytes] for leaf in self._manifest.leaves)
-        bundle = Bundle(manifest=self._manifest, payloads=payloads, owned=True)
+        bundle = Bundle.of_segment(self._manifest, leaves)
         bundle.verify(InvalidFrame)
         return bundle
 
-    def _run(self) -> Iterator[memoryview]:
+    def _head_steps(self) -> Iterator[memoryview]:
         header = bytearray(_HEADER.size)
         yield memoryview(header)
         packed = bytearray(self._manifest_length(header))
@@ -148,13 +158,8 @@ class FrameReader:
         manifest = decode(memoryview(packed), self._settings)
         head = _page_end(_HEADER.size + len(packed))
         self._check_length(head + manifest.nbytes)
-        padding = head - _HEADER.size - len(packed)
-        if padding:
-            yield memoryview(bytearray(padding))
-        self._reserve(manifest, manifest.nbytes)
-        self._leaves = aligned_empty(manifest.nbytes)
+        yield memoryview(bytearray(head - _HEADER.size - len(packed)))
         self._manifest = manifest
-        yield memoryview(self._leaves)
 
     def _manifest_length(self, header: bytearray) -> int:
         magic, flags, length = _HEADER.unpack(header)

@@ -87,6 +87,11 @@ class Manifest:
         """Bytes of all leaves as arrays on the host."""
         return sum(leaf.array_nbytes for leaf in self.leaves)
 
+    def source(self, index: int) -> Leaf:
+        """The leaf that has the bytes of leaf ``index``: itself, or the one that it repeats; raises IndexError."""
+        leaf = self.leaves[index]
+        return leaf if leaf.alias_of is None else self.leaves[leaf.alias_of]
+
     def laid_out(self) -> Manifest:
         """The same manifest with the ``nbytes`` and the ``offset`` of every leaf set."""
         placed, end = [], 0

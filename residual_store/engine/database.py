@@ -1,0 +1,229 @@
+"""The database of one bundle: a tensorstore OCDBT database that is there wholly or not at all.
+
+One transaction writes a record (the manifest), one zarr3 array for each large leaf, and one array in which all small
+leaves are packed, so a bundle is two or three files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import tensorstore as ts
+
+from residual_store.bundle import Bundle, Payload, digest_of
+from residual_store.dtypes import DTYPES, tensorstore_name
+from residual_store.errors import DataLoss, InvalidManifest, StoreFull
+from residual_store.leaf import Leaf
+from residual_store.manifest import Manifest, decode, encode
+from residual_store.settings import Settings
+
+__all__ = ["Database", "Record"]
+
+_RECORD = "record"
+_PACKED = "packed/"
+_MARK = b"RSR1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What stands beside the leaves: the manifest, when the bundle arrived, and its lease in seconds."""
+
+    manifest: Manifest
+    arrived: float
+    ttl: float | None
+
+    def pack(self) -> bytes:
+        content: bytes = msgpack.packb(
+            {"manifest": encode(self.manifest), "arrived": self.arrived, "ttl": self.ttl}
+        )
+        return _MARK + digest_of(content) + content
+
+    @classmethod
+    def unpack(cls, data: bytes, settings: Settings) -> Record:
+        if data[:4] != _MARK or digest_of(data[20:]) != data[4:20]:
+            raise InvalidManifest("the record does not match its digest")
+        content = msgpack.unpackb(data[20:])
+        return cls(
+            manifest=decode(content["manifest"], settings), arrived=content["arrived"], ttl=content["ttl"]
+        )
+
+
+class Database:
+    """The OCDBT database below one key-value store ``spec``; ``what`` names the bundle in errors."""
+
+    def __init__(self, spec: dict[str, Any], *, context: ts.Context, settings: Settings, what: str) -> None:
+        self._spec = {"driver": "ocdbt", "base": spec}
+        self._context = context
+        self._settings = settings
+        self._what = what
+
+    # Writing
+
+    def write(self, bundle: Bundle, record: Record) -> None:
+        """Write everything in one transaction and wait until it is committed and fsynced; raises `StoreFull`."""
+        transaction = ts.Transaction(atomic=True)
+        try:
+            database = (
+                ts.KvStore.open(self._spec, context=self._context).result().with_transaction(transaction)
+            )
+            written = [
+                self._write_array(
+                    transaction, f"leaves/{leaf.index}/", _as_stored(leaf, bundle.payloads[leaf.index])
+                )
+                for leaf in bundle.manifest.leaves
+                if self._is_large(leaf)
+            ]
+            if small := [bundle.payloads[leaf.index] for leaf in self._small(bundle.manifest)]:
+                written.append(self._write_array(transaction, _PACKED, np.concatenate(small)))
+            for one in written:
+                one.copy.result()
+            database.write(_RECORD, record.pack()).result()
+            transaction.commit_async().result()
+        except ValueError as error:
+            transaction.abort()
+            raise _write_error(error, self._what) from error
+
+    def _is_large(self, leaf: Leaf) -> bool:
+        return leaf.nbytes >= self._settings.packed_leaf_bytes
+
+    def _small(self, manifest: Manifest) -> list[Leaf]:
+        return [leaf for leaf in manifest.leaves if leaf.nbytes and not self._is_large(leaf)]
+
+    def _write_array(self, transaction: ts.Transaction, path: str, values: Any) -> Any:
+        store = ts.open(
+            {
+                "driver": "zarr3",
+                "kvstore": {**self._spec, "path": path},
+                "metadata": {
+                    "shape": values.shape,
+                    "data_type": "uint8" if values.dtype == np.uint8 else values.dtype.name,
+                    "chunk_grid": {
+                        "name": "regular",
+                        "configuration": {
+                            "chunk_shape": self._chunk_shape(values.shape, values.dtype.itemsize)
+                        },
+                    },
+                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+                },
+                "store_data_equal_to_fill_value": True,
+            },
+            create=True,
+            transaction=transaction,
+            context=self._context,
+        ).result()
+        # The payload outlives the transaction, so tensorstore may read it in place.
+        return store.write(values, can_reference_source_data_indefinitely=True)
+
+    def _chunk_shape(self, shape: Sequence[int], itemsize: int) -> list[int]:
+        """Whole rows, as many as fit into a chunk; the innermost dimensions stay together."""
+        room = max(self._settings.chunk_bytes // itemsize, 1)
+        chunk: list[int] = []
+        for size in reversed(shape):
+            chunk.append(max(min(size, room), 1))
+            room = max(room // max(size, 1), 1)
+        return chunk[::-1]
+
+    # Reading
+
+    def read_record(self) -> Record:
+        """The record; raises `DataLoss` if it is missing or damaged."""
+        try:
+            database = ts.KvStore.open(self._spec, context=self._context).result()
+            value = database.read(_RECORD).result()
+            if value.state != "value":
+                raise InvalidManifest("the record is missing")
+            return Record.unpack(value.value, self._settings)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataLoss(
+                f"{self._what}: its manifest cannot be read, so none of its leaves can: {error}"
+            ) from error
+
+    def read(self, manifest: Manifest, segment: Payload) -> Bundle:
+        """All leaves, read into ``segment`` and verified; raises `DataLoss` and names the leaf."""
+        payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
+        large = [leaf for leaf in manifest.leaves if self._is_large(leaf)]
+        small = self._small(manifest)
+        packed = np.empty(sum(leaf.nbytes for leaf in small), np.uint8)
+        arrays = [(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, payloads[leaf.index])) for leaf in large]
+        arrays += [(small[0], _PACKED, packed)] if small else []
+        self._read_arrays(arrays)
+        start = 0
+        for leaf in small:
+            payloads[leaf.index][:] = packed[start : start + leaf.nbytes]
+            start += leaf.nbytes
+        bundle = Bundle.of_segment(manifest, segment)
+        try:
+            bundle.verify(DataLoss)
+        except DataLoss as error:
+            raise DataLoss(f"{self._what}: {error.detail}", **error.fields) from None
+        return bundle
+
+    def read_leaf(self, manifest: Manifest, leaf: Leaf, segment: Payload) -> Payload:
+        """The bytes of one leaf that is not an alias, read into ``segment`` and verified; raises `DataLoss`."""
+        if self._is_large(leaf):
+            self._read_arrays([(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, segment))])
+        elif leaf.nbytes:
+            start = sum(other.nbytes for other in self._small(manifest) if other.index < leaf.index)
+            self._read_arrays([(leaf, _PACKED, segment)], part=slice(start, start + leaf.nbytes))
+        if digest_of(segment) != leaf.digest:
+            raise DataLoss(
+                f"{self._what}: leaf {leaf.index} ({leaf.path}) is damaged", leaf=leaf.path, index=leaf.index
+            )
+        segment.flags.writeable = False
+        return segment
+
+    def _read_arrays(self, arrays: list[tuple[Leaf, str, Any]], *, part: slice | None = None) -> None:
+        """Read all arrays, or a ``part`` of each, at once and straight into the memory of their values."""
+        opening = [(leaf, self._open_array(path), values) for leaf, path, values in arrays]
+        reading = []
+        for leaf, opened, values in opening:
+            with self._names(leaf):
+                reading.append((leaf, _start_read(opened.result(), values, part)))
+        for leaf, one in reading:
+            with self._names(leaf):
+                one.result()
+
+    def _open_array(self, path: str) -> Any:
+        return ts.open(
+            {"driver": "zarr3", "kvstore": {**self._spec, "path": path}, "fill_missing_data_reads": False},
+            open=True,
+            read=True,
+            context=self._context,
+        )
+
+    @contextlib.contextmanager
+    def _names(self, leaf: Leaf) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise DataLoss(
+                f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk: {error}",
+                leaf=leaf.path,
+                index=leaf.index,
+            ) from error
+
+
+def _start_read(store: Any, values: Any, part: slice | None) -> Any:
+    source = store if part is None else store[part]
+    if tuple(source.shape) != values.shape or source.dtype.numpy_dtype != values.dtype:
+        raise ValueError(f"the stored array is {store.dtype.name}{list(store.shape)}")
+    return ts.array(values).write(source)
+
+
+def _as_stored(leaf: Leaf, payload: Payload) -> Any:
+    """The payload as the array that tensorstore holds: the leaf's own dtype and shape if it is raw, else bytes."""
+    if leaf.encoding != "raw":
+        return payload
+    return payload.view(DTYPES[tensorstore_name(leaf.dtype)]).reshape(leaf.shape)
+
+
+def _write_error(error: ValueError, what: str) -> Exception:
+    text = str(error)
+    if "No space left" in text or "RESOURCE_EXHAUSTED" in text or "quota" in text.lower():
+        return StoreFull(f"{what} does not fit on the disk: {text}")
+    return error

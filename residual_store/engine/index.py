@@ -1,0 +1,180 @@
+"""The index: a cache, in sqlite, of what the manifests in the store say.
+
+It answers listings, sizes and leases without opening bundles.
+It can be deleted at any time the store is closed, and is rebuilt from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from residual_store.key import run_of
+from residual_store.store import RunUsage, Stat, Tier
+
+__all__ = ["Entry", "Index"]
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS bundles (
+    key TEXT PRIMARY KEY, run TEXT NOT NULL, generation TEXT NOT NULL, fingerprint TEXT, leaves INTEGER NOT NULL,
+    nbytes INTEGER NOT NULL, array_nbytes INTEGER NOT NULL, arrived REAL NOT NULL, expires_at REAL,
+    digest TEXT NOT NULL, content TEXT NOT NULL, paths TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_expiry ON bundles (expires_at) WHERE expires_at IS NOT NULL;
+"""
+_COLUMNS = (
+    "key, fingerprint, leaves, nbytes, array_nbytes, arrived, expires_at, digest, content, generation, paths"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row: the bundle's `Stat`, the generation of its database, and its leaf paths for messages."""
+
+    stat: Stat
+    generation: str = ""
+    paths: str = ""
+
+
+class Index:
+    """The rows of one tier; safe to use from several threads, and on a file from several processes."""
+
+    def __init__(self, path: Path | None, *, tier: Tier) -> None:
+        self._tier = tier
+        self._lock = threading.RLock()
+        self._database = _open(path)
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        with self._lock:
+            return self._database.execute(statement, values).fetchall()
+
+    def set(self, entry: Entry) -> None:
+        """Insert or replace the row of one bundle."""
+        stat = entry.stat
+        self._run(
+            f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+            *(
+                stat.key,
+                stat.fingerprint,
+                stat.leaves,
+                stat.nbytes,
+                stat.array_nbytes,
+                stat.arrived,
+                stat.expires_at,
+            ),
+            *(stat.digest, stat.content, entry.generation, entry.paths, run_of(stat.key)),
+        )
+
+    def get(self, key: str) -> Entry | None:
+        """The row of one bundle, if there is one."""
+        rows = self._run(f"SELECT {_COLUMNS} FROM bundles WHERE key = ?", key)  # noqa: S608
+        return self._entry(rows[0]) if rows else None
+
+    def remove(self, key: str) -> None:
+        """Forget one bundle."""
+        self._run("DELETE FROM bundles WHERE key = ?", key)
+
+    def lease(self, key: str, expires_at: float | None) -> None:
+        """Set when the lease of one bundle ends."""
+        self._run("UPDATE bundles SET expires_at = ? WHERE key = ?", expires_at, key)
+
+    def page(self, *, prefix: str, after: str, limit: int, now: float) -> list[Stat]:
+        """The first ``limit`` living bundles after the key ``after`` whose key starts with ``prefix``."""
+        rows = self._run(
+            f"SELECT {_COLUMNS} FROM bundles WHERE key > ? AND key >= ? AND key < ? "  # noqa: S608
+            "AND (expires_at IS NULL OR expires_at > ?) ORDER BY key LIMIT ?",
+            *(after, prefix, prefix + "\U0010ffff", now, limit),
+        )
+        return [self._entry(row).stat for row in rows]
+
+    def keys(self) -> dict[str, str]:
+        """All keys with their generations."""
+        return {
+            str(key): str(generation) for key, generation in self._run("SELECT key, generation FROM bundles")
+        }
+
+    def expired(self, now: float) -> list[str]:
+        """Keys whose lease has ended, the longest ended first."""
+        rows = self._run("SELECT key FROM bundles WHERE expires_at <= ? ORDER BY expires_at", now)
+        return [str(key) for (key,) in rows]
+
+    def usage(self) -> Iterator[RunUsage]:
+        """Bundles and bytes by run."""
+        rows = self._run("SELECT run, count(*), sum(nbytes) FROM bundles GROUP BY run ORDER BY run")
+        for run, bundles, nbytes in rows:
+            yield RunUsage(run=str(run), tier=self._tier, bundles=int(str(bundles)), nbytes=int(str(nbytes)))
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Make many changes in one transaction."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                self._database.execute("COMMIT")
+
+    def _entry(self, row: Iterable[object]) -> Entry:
+        (
+            key,
+            fingerprint,
+            leaves,
+            nbytes,
+            array_nbytes,
+            arrived,
+            expires_at,
+            digest,
+            content,
+            generation,
+            paths,
+        ) = row
+        stat = Stat(
+            key=str(key),
+            tier=self._tier,
+            durability="host" if self._tier == "host" else "disk",
+            fingerprint=None if fingerprint is None else str(fingerprint),
+            leaves=int(str(leaves)),
+            nbytes=int(str(nbytes)),
+            array_nbytes=int(str(array_nbytes)),
+            arrived=float(str(arrived)),
+            expires_at=None if expires_at is None else float(str(expires_at)),
+            digest=str(digest),
+            content=str(content),
+        )
+        return Entry(stat=stat, generation=str(generation), paths=str(paths))
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    try:
+        return _connect(path)
+    except sqlite3.DatabaseError:
+        if path is None:
+            raise
+        # A damaged index, or one of another version, is worth nothing: the store has the truth.
+        for stale in path.parent.glob(path.name + "*"):
+            stale.unlink(missing_ok=True)
+        return _connect(path)
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    database = sqlite3.connect(
+        path or ":memory:", check_same_thread=False, isolation_level=None, timeout=30.0
+    )
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        database.close()
+        raise sqlite3.DatabaseError(f"the index has version {version}")
+    database.executescript(_SCHEMA)
+    database.execute(f"PRAGMA user_version = {_VERSION}")
+    return database

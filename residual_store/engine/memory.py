@@ -1,0 +1,83 @@
+"""Host memory: segments within the budget, and making room when it is used up."""
+
+from __future__ import annotations
+
+from residual_store.bundle import Payload
+from residual_store.engine.durable import DurableTier
+from residual_store.engine.host import HostTier
+from residual_store.engine.key_locks import KeyLocks
+from residual_store.errors import Busy, ResidualStoreError, StoreFull
+from residual_store.segments import NoRoom, SegmentPool
+from residual_store.settings import Settings
+
+__all__ = ["HostMemory"]
+
+
+class HostMemory:
+    """Segments for bundles and for bodies in flight, out of one budget.
+
+    When it is used up, copies of durable bundles go first, then the oldest bundles are spilled to the durable tier:
+    the backward pass wants the newest first.
+    """
+
+    def __init__(
+        self, settings: Settings, *, host: HostTier, durable: DurableTier | None, writing: KeyLocks
+    ) -> None:
+        self._settings = settings
+        self._pool = SegmentPool(total=settings.host_budget)
+        self._host = host
+        self._durable = durable
+        self._writing = writing
+        self.spilled = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes in use, by bundles and by bodies in flight."""
+        return self._pool.held
+
+    @property
+    def total(self) -> int:
+        """The budget in bytes."""
+        return self._pool.total
+
+    def allocate(self, nbytes: int) -> Payload:
+        """A segment; raises `StoreFull`, or `Busy` if it would fit without the bodies in flight."""
+        while True:
+            try:
+                return self._pool.allocate(nbytes)
+            except NoRoom:
+                if not self._make_room(nbytes):
+                    raise self._refusal(nbytes) from None
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Drop a copy or spill a bundle; false if that is impossible or would not help."""
+        if nbytes > self.total:
+            return False
+        if self._host.drop_copy():
+            return True
+        key = self._host.oldest()
+        if key is None or self._durable is None:
+            return False
+        with self._writing.of(key):
+            bundle, entry = self._host.get(key), self._host.index.get(key)
+            if bundle is not None and entry is not None:
+                self._durable.write(key, bundle, arrived=entry.stat.arrived, ttl=self._host.lease_of(key))
+                self._durable.index.lease(key, entry.stat.expires_at)
+                self._host.remove(key)
+                self.spilled += 1
+        return True
+
+    def _refusal(self, nbytes: int) -> ResidualStoreError:
+        free = self.total - (self._host.resting_bytes if self._durable is None else 0)
+        if nbytes > free:
+            return StoreFull(
+                f"{nbytes} bytes do not fit: bundles leave {free} of {self.total} bytes of host memory free; "
+                "delete some, raise host_bytes, or give the store a root to spill to",
+                needed_bytes=nbytes,
+                free_bytes=free,
+            )
+        return Busy(
+            f"{nbytes} bytes do not fit beside the bodies in flight; try again",
+            needed_bytes=nbytes,
+            retry_after=self._settings.retry_after_seconds,
+        )

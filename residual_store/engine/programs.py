@@ -1,0 +1,69 @@
+"""Programs: exported backward passes by fingerprint, each stored once."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from residual_store.bundle import digest_of
+from residual_store.engine.root import Root
+from residual_store.errors import DataLoss, InvalidOption, NotFound
+
+__all__ = ["DurablePrograms", "MemoryPrograms", "Programs"]
+
+
+class Programs(Protocol):
+    """Programs by fingerprint; the first one that is written under a fingerprint stays."""
+
+    def write(self, fingerprint: str, program: bytes) -> None:
+        """Store a program unless it is there already."""
+
+    def read(self, fingerprint: str) -> bytes:
+        """A program; raises `NotFound` or `DataLoss`."""
+
+
+class MemoryPrograms:
+    """Programs in this process's memory."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, bytes] = {}
+
+    def write(self, fingerprint: str, program: bytes) -> None:
+        self._programs.setdefault(_checked(fingerprint), program)
+
+    def read(self, fingerprint: str) -> bytes:
+        if _checked(fingerprint) not in self._programs:
+            raise _missing(fingerprint)
+        return self._programs[fingerprint]
+
+
+class DurablePrograms:
+    """Programs below a root, one value ``programs/<fingerprint>`` each: an xxh3-128 and then the program."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def write(self, fingerprint: str, program: bytes) -> None:
+        path = f"programs/{_checked(fingerprint)}"
+        if self._root.kv.read(path).result().state != "value":
+            self._root.kv.write(path, digest_of(program) + program).result()
+
+    def read(self, fingerprint: str) -> bytes:
+        found = self._root.kv.read(f"programs/{_checked(fingerprint)}").result()
+        if found.state != "value":
+            raise _missing(fingerprint)
+        digest, program = found.value[:16], found.value[16:]
+        if digest_of(program) != digest:
+            raise DataLoss(
+                f"the program {fingerprint} is damaged; remove it and offload once more to store it again"
+            )
+        return bytes(program)
+
+
+def _missing(fingerprint: str) -> NotFound:
+    return NotFound(f"there is no program {fingerprint}", fingerprint=fingerprint)
+
+
+def _checked(fingerprint: str) -> str:
+    if len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef"):
+        raise InvalidOption("a fingerprint is 64 lower-case hexadecimal digits", option="fingerprint")
+    return fingerprint

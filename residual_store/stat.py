@@ -1,0 +1,57 @@
+"""What a store derives from a manifest without reading any leaf."""
+
+from __future__ import annotations
+
+from residual_store.bundle import digest_of
+from residual_store.manifest import Manifest, encode
+from residual_store.store import Receipt, Stat, Tier
+
+__all__ = ["content_digest", "receipt_of", "stat_of"]
+
+
+def content_digest(manifest: Manifest) -> str:
+    """A name of the values and the program, whenever and by whatever release they were stored."""
+    parts = [manifest.fingerprint or ""]
+    parts += [
+        f"{leaf.channel} {leaf.dtype} {leaf.shape} {leaf.encoding} {leaf.alias_of} {leaf.digest.hex()}"
+        for leaf in manifest.leaves
+    ]
+    return digest_of("\n".join(parts).encode()).hex()
+
+
+def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires_at: float | None) -> Stat:
+    """The `Stat` of a bundle with this manifest."""
+    return Stat(
+        key=key,
+        tier=tier,
+        durability="host" if tier == "host" else "disk",
+        fingerprint=manifest.fingerprint,
+        leaves=len(manifest.leaves),
+        nbytes=manifest.nbytes,
+        array_nbytes=manifest.array_nbytes,
+        arrived=arrived,
+        expires_at=expires_at,
+        digest=digest_of(encode(manifest)).hex(),
+        content=content_digest(manifest),
+    )
+
+
+def receipt_of(stat: Stat, manifest: Manifest, *, existed: bool, seconds: dict[str, float]) -> Receipt:
+    """The `Receipt` for a bundle that is stored as ``stat`` says."""
+    saved: dict[str, int] = {}
+    for leaf in manifest.leaves:
+        if leaf.encoding != "raw":
+            saved[leaf.encoding] = saved.get(leaf.encoding, 0) + leaf.array_nbytes - leaf.nbytes
+    return Receipt(
+        key=stat.key,
+        leaves=stat.leaves,
+        array_nbytes=stat.array_nbytes,
+        nbytes=stat.nbytes,
+        tier=stat.tier,
+        durability=stat.durability,
+        existed=existed,
+        saved_bytes=saved,
+        fingerprint=stat.fingerprint,
+        no_program=manifest.no_program,
+        seconds=seconds,
+    )
