@@ -76,6 +76,11 @@ class LocalStore:
         )
 
     @property
+    def has_durable_tier(self) -> bool:
+        """Whether durability "disk" can be promised."""
+        return self._durable is not None
+
+    @property
     def look_again_seconds(self) -> float | None:
         """How often to look for an awaited bundle: another process may commit to the same root without a word."""
         return _LOOK_AGAIN_SECONDS if self._durable is not None else None

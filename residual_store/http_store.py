@@ -1,0 +1,353 @@
+"""The store over HTTP: the only module that knows the HTTP library.
+
+The library is `http.client` of Python itself: it sends memoryviews as they are, receives straight into the memory of
+the leaves, and follows no redirect, so a token never travels to another origin (docs/decisions has the comparison).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import select
+import socket
+import ssl
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from residual_store.bundle import Bundle, digest_of
+from residual_store.dtypes import dtype_of
+from residual_store.errors import (
+    Busy,
+    DataLoss,
+    InvalidOption,
+    NotFound,
+    Stopping,
+    Unreachable,
+    error_from_problem,
+)
+from residual_store.frame import MEDIA_TYPE, FrameReader, aligned_empty, frame_head, frame_nbytes, frame_parts
+from residual_store.key import check_key
+from residual_store.manifest import Manifest, decode
+from residual_store.settings import Settings
+from residual_store.store import Durability, IfExists, Page, Receipt, RunUsage, Stat, Usage
+
+__all__ = ["HttpStore"]
+
+_ASK_FIRST_BYTES = 1 << 20
+_ASK_FIRST_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A body that can be sent again: its length, and a fresh run of its parts."""
+
+    nbytes: int
+    parts: Callable[[], Iterable[memoryview]]
+
+
+class HttpStore:
+    """A server behind the `residual_store.store.Store` protocol, which documents the methods.
+
+    Every request can be repeated: a put that the server has already stored is recognized by its digest.
+    Safe to use from several threads; each request in flight has a connection of its own, and idle ones are kept.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, settings: Settings) -> None:
+        self.url = url
+        self.settings = settings
+        self._token = token
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._connect, self._base = _endpoint(url, settings)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The Store protocol
+
+    def put(
+        self,
+        key: str,
+        bundle: Bundle,
+        *,
+        durability: Durability | None = None,
+        ttl: float | None = None,
+        if_exists: IfExists = "error",
+    ) -> Receipt:
+        started = time.perf_counter()
+        head = frame_head(bundle.manifest)
+        body = _Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
+        query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
+        answer = self._json("PUT", self._bundle(key), query=query, body=body)
+        answer["seconds"]["request"] = time.perf_counter() - started
+        return Receipt(**answer)
+
+    def get(self, key: str, *, wait: float = 0.0) -> Bundle:
+        wait = min(wait, self.settings.max_wait_seconds)
+        read = lambda answer: _read_frame(answer, self.settings)  # noqa: E731
+        return self._exchange("GET", self._bundle(key), read, query={"wait": wait or None}, patience=wait)
+
+    def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
+        return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", _read_leaf)
+
+    def manifest(self, key: str) -> Manifest:
+        read = lambda answer: decode(answer.read(), self.settings)  # noqa: E731
+        return self._exchange("GET", f"{self._bundle(key)}/manifest", read, accept="application/msgpack")
+
+    def stat(self, key: str) -> Stat:
+        read = lambda answer: Stat(**json.loads(answer.headers["Residual-Stat"]))  # noqa: E731
+        return self._exchange("HEAD", self._bundle(key), read)
+
+    def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
+        answer = self._json("GET", "/v1/bundles", query={"prefix": prefix, "after": after, "limit": limit})
+        return Page(entries=tuple(Stat(**entry) for entry in answer["entries"]), next=answer["next"])
+
+    def delete(self, key: str) -> None:
+        self._exchange("DELETE", self._bundle(key), _read_nothing)
+
+    def delete_prefix(self, prefix: str) -> int:
+        return int(self._json("DELETE", "/v1/bundles", query={"prefix": prefix})["deleted"])
+
+    def touch(self, key: str, *, ttl: float | None) -> Stat:
+        return Stat(**self._json("POST", f"{self._bundle(key)}/touch", query={"ttl": ttl}))
+
+    def prefetch(self, key: str) -> Stat:
+        return Stat(**self._json("POST", f"{self._bundle(key)}/prefetch"))
+
+    def usage(self) -> Usage:
+        answer = self._json("GET", "/v1/usage")
+        return Usage(**answer | {"runs": tuple(RunUsage(**run) for run in answer["runs"])})
+
+    def put_program(self, fingerprint: str, program: bytes) -> None:
+        body = _Body(len(program), lambda: [memoryview(program)])
+        path = f"/v1/programs/{_quoted(fingerprint)}"
+        self._exchange("PUT", path, _read_nothing, body=body, digest=digest_of(program).hex())
+
+    def get_program(self, fingerprint: str) -> bytes:
+        return self._exchange("GET", f"/v1/programs/{_quoted(fingerprint)}", _read_program)
+
+    # One exchange
+
+    def _bundle(self, key: str) -> str:
+        return f"/v1/bundles/{check_key(key, self.settings)}"
+
+    def _json(
+        self, method: str, path: str, *, query: dict[str, Any] | None = None, body: _Body | None = None
+    ) -> Any:
+        return self._exchange(method, path, lambda answer: json.loads(answer.read()), query=query, body=body)
+
+    def _exchange[T](
+        self,
+        method: str,
+        path: str,
+        read: Callable[[http.client.HTTPResponse], T],
+        *,
+        query: dict[str, Any] | None = None,
+        body: _Body | None = None,
+        patience: float = 0.0,
+        accept: str = "*/*",
+        digest: str | None = None,
+    ) -> T:
+        """Send a request and ``read`` its answer, again while that can help; raises the error of the answer."""
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        target = self._base + path + ("?" + urllib.parse.urlencode(given) if given else "")
+        headers = {
+            "Accept": accept,
+            "Residual-Digest": digest,
+            "Authorization": self._token and f"Bearer {self._token}",
+        }
+        for attempt in range(1, self.settings.attempts + 1):
+            try:
+                return self._once(method, target, headers, body, read, patience)
+            except NotFound:
+                if method == "DELETE" and attempt > 1:
+                    return read(None)  # the answer to the first attempt was lost
+                raise
+            except (Busy, Stopping, Unreachable) as error:
+                if attempt == self.settings.attempts:
+                    raise
+                pause = float(error.fields.get("retry_after") or 0.05 * 2**attempt)
+                time.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads clients, guards nothing
+        raise InvalidOption("attempts is 0; it must be 1 or more", option="attempts")
+
+    def _once[T](
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str | None],
+        body: _Body | None,
+        read: Callable[[http.client.HTTPResponse], T],
+        patience: float,
+    ) -> T:
+        connection = self._take()
+        try:
+            connection.timeout = self.settings.idle_answer_seconds + patience
+            _send(connection, method, target, headers, body, connection.timeout)
+            answer = connection.getresponse()
+            if answer.status >= 300:
+                raise _refusal(self.url, answer)
+            result = read(answer)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            if isinstance(error, Unreachable | NotFound):
+                raise
+            raise Unreachable(f"{method} {self.url}: {type(error).__name__}: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return result
+
+    def _take(self) -> http.client.HTTPConnection:
+        """An idle connection that the server has not closed meanwhile, or a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+        return self._connect()
+
+
+def _send(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    headers: dict[str, str | None],
+    body: _Body | None,
+    timeout: float,
+) -> None:
+    connection.putrequest(method, target, skip_accept_encoding=True)
+    for name, value in headers.items():
+        if value:
+            connection.putheader(name, value)
+    asks = body is not None and body.nbytes > _ASK_FIRST_BYTES and isinstance(connection, _Plain)
+    if body is not None:
+        connection.putheader("Content-Type", MEDIA_TYPE)
+        connection.putheader("Content-Length", str(body.nbytes))
+    if asks:
+        connection.putheader("Expect", "100-continue")
+    connection.endheaders()
+    connection.sock.settimeout(timeout)
+    if body is not None and (not asks or _may_send(connection.sock)):
+        for part in body.parts():
+            connection.send(part)
+
+
+def _may_send(sock: socket.socket) -> bool:
+    """Whether the server wants the body: it says so, or says nothing for a while; false if it has answered already."""
+    if not select.select([sock], [], [], _ASK_FIRST_SECONDS)[0]:
+        return True
+    start = sock.recv(4096, socket.MSG_PEEK)
+    if b" 100 " not in start[:16]:
+        return False
+    sock.recv(start.index(b"\r\n\r\n") + 4)
+    return True
+
+
+def _read_frame(answer: http.client.HTTPResponse, settings: Settings) -> Bundle:
+    reader = FrameReader(settings, total=answer.length)
+    while not reader.complete:
+        if reader.awaits_memory and reader.manifest is not None:
+            reader.place(aligned_empty(reader.manifest.nbytes))
+            continue
+        count = answer.readinto(reader.buffer())
+        if not count:
+            raise Unreachable("the answer broke off before the last leaf")
+        reader.received(count)
+    answer.read()
+    return reader.bundle()
+
+
+def _read_leaf(answer: http.client.HTTPResponse) -> npt.NDArray[np.generic]:
+    data = answer.read()
+    if f'"{digest_of(data).hex()}"' != answer.headers["ETag"]:
+        raise DataLoss("the leaf does not match its digest")
+    shape = [int(size) for size in answer.headers["Residual-Shape"].split(",") if size]
+    dtype = dtype_of(answer.headers["Residual-Dtype"])
+    return np.frombuffer(data, dtype).reshape(shape) if dtype.itemsize and data else np.zeros(shape, dtype)
+
+
+def _read_program(answer: http.client.HTTPResponse) -> bytes:
+    program = answer.read()
+    if digest_of(program).hex() != answer.headers["Residual-Digest"]:
+        raise DataLoss("the program does not match its digest")
+    return program
+
+
+def _read_nothing(answer: http.client.HTTPResponse | None) -> None:
+    if answer is not None:
+        answer.read()
+
+
+def _refusal(url: str, answer: http.client.HTTPResponse) -> Exception:
+    if answer.status < 400:
+        return InvalidOption(
+            f"{url} answers with a redirect, which is not followed; use the URL that it leads to"
+        )
+    text = answer.read(1 << 20)
+    try:
+        problem = json.loads(text)
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        code = {401: "unauthorized", 404: "not-found", 503: "stopping"}.get(answer.status)
+        problem = {"code": code, "detail": f"{url} answered {answer.status} {answer.reason}"}
+    return error_from_problem(problem, answer.status)
+
+
+# Connections
+
+
+class _Plain(http.client.HTTPConnection):
+    """A connection over TCP."""
+
+
+class _Unix(_Plain):
+    """A connection over a unix socket."""
+
+    def __init__(self, path: str, *, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _endpoint(url: str, settings: Settings) -> tuple[Callable[[], http.client.HTTPConnection], str]:
+    parts = urllib.parse.urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidOption(
+            "the URL of a server has a host, a port and a path; give a token as the option token"
+        )
+    wait, host = settings.connect_seconds, parts.hostname or ""
+    if parts.scheme == "unix":
+        path = urllib.parse.unquote(parts.netloc + parts.path)
+        return (lambda: _Unix(path, timeout=wait)), ""
+    base = parts.path.rstrip("/")
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        return (lambda: http.client.HTTPSConnection(host, parts.port, timeout=wait, context=context)), base
+    return (lambda: _Plain(host, parts.port, timeout=wait)), base
+
+
+def _quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="")

@@ -1,0 +1,96 @@
+"""Bodies: taking in a frame or a program as it comes, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import anyio.to_thread
+from fastapi import Request
+
+from residual_store.bundle import Bundle
+from residual_store.engine.local import LocalStore
+from residual_store.errors import InvalidFrame, TooLarge, UnsupportedMedia, UploadStalled
+from residual_store.frame import MEDIA_TYPE, FrameReader
+from residual_store.settings import Settings
+from residual_store.store import IfExists
+
+__all__ = ["receive_bundle", "receive_program", "slices"]
+
+_SLICE = 1 << 20
+_BINARY = ("application/octet-stream", MEDIA_TYPE, "application/x-www-form-urlencoded", "")
+"""What curl and plain HTTP clients say of a binary body; the second last is what ``curl --data-binary`` says."""
+
+
+async def receive_bundle(request: Request, store: LocalStore, key: str, if_exists: IfExists) -> Bundle:
+    """The bundle in the body, received into a segment of the store and verified.
+
+    Whatever can be refused is refused at the manifest, before a byte of a leaf is read.
+    """
+    length = _check_headers(request)
+    reader = FrameReader(store.settings, total=length)
+    if length is not None and length > store.settings.max_bundle_bytes:
+        raise TooLarge(
+            f"the body has {length} bytes; the limit max_bundle_bytes is {store.settings.max_bundle_bytes}"
+        )
+    async for chunk in _chunks(request, store.settings):
+        rest = reader.feed(chunk)
+        if reader.awaits_memory:
+            await _place(reader, store, key, if_exists)
+            reader.feed(rest)
+    return await anyio.to_thread.run_sync(reader.bundle)
+
+
+async def _place(reader: FrameReader, store: LocalStore, key: str, if_exists: IfExists) -> None:
+    manifest = reader.manifest
+    assert manifest is not None
+    reader.place(await anyio.to_thread.run_sync(lambda: store.admit(key, manifest, if_exists=if_exists)))
+
+
+async def receive_program(request: Request, settings: Settings) -> bytes:
+    """The program in the body."""
+    length, program = _check_headers(request), bytearray()
+    async for chunk in _chunks(request, settings):
+        program += chunk
+        if len(program) > settings.max_program_bytes:
+            raise TooLarge(
+                f"the program is above the limit max_program_bytes of {settings.max_program_bytes}"
+            )
+    if length is not None and length != len(program):
+        raise InvalidFrame(f"the body has {len(program)} bytes and Content-Length says {length}")
+    return bytes(program)
+
+
+def _check_headers(request: Request) -> int | None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if kind not in _BINARY:
+        raise UnsupportedMedia(
+            f"the content type {kind[:60]!r} is not a frame's; send application/octet-stream"
+        )
+    if coding not in ("identity", ""):
+        raise UnsupportedMedia(
+            f"the content encoding {coding[:60]!r} is not supported; send the bytes as they are"
+        )
+    length = request.headers.get("content-length")
+    return int(length) if length is not None else None
+
+
+async def _chunks(request: Request, settings: Settings) -> AsyncIterator[bytes]:
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(settings.idle_body_seconds) as limit:
+            async for chunk in request.stream():
+                limit.reschedule(None)
+                yield chunk
+                limit.reschedule(clock() + settings.idle_body_seconds)
+    except TimeoutError:
+        raise UploadStalled(
+            f"the body brought nothing for {settings.idle_body_seconds:g} s and was discarded; send it again"
+        ) from None
+
+
+def slices(part: memoryview) -> Iterator[memoryview]:
+    """``part`` in pieces that do not hold up other work on the event loop."""
+    for start in range(0, len(part), _SLICE):
+        yield part[start : start + _SLICE]

@@ -1,0 +1,108 @@
+"""Errors as ``application/problem+json`` (RFC 9457), with the code of the error table and never with a payload."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from residual_store.errors import (
+    ERRORS,
+    InternalError,
+    InvalidOption,
+    MethodNotAllowed,
+    NotFound,
+    ResidualStoreError,
+)
+
+__all__ = ["PROBLEM", "install"]
+
+log = logging.getLogger("residual_server")
+
+PROBLEM: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Refused or failed; `code` is one of the error table.",
+        "content": {
+            "application/problem+json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["type", "title", "status", "code", "detail"],
+                    "properties": {
+                        "type": {"type": "string"},
+                        "title": {"type": "string"},
+                        "status": {"type": "integer"},
+                        "code": {"type": "string", "enum": sorted(ERRORS)},
+                        "detail": {"type": "string"},
+                    },
+                }
+            }
+        },
+    }
+}
+"""The ``responses`` entry of every route."""
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` as a problem."""
+    app.add_exception_handler(ResidualStoreError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+
+
+def _answer(error: ResidualStoreError, headers: dict[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
+    if "retry_after" in error.fields:
+        headers["Retry-After"] = str(max(1, round(float(error.fields["retry_after"] or 0))))
+    if error.code == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.code in {"upload-stalled", "too-large"}:
+        # The rest of the body is not worth waiting for.
+        headers["Connection"] = "close"
+    return JSONResponse(
+        error.as_problem(),
+        status_code=error.status or 500,
+        headers=headers,
+        media_type="application/problem+json",
+    )
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ResidualStoreError)
+    if (error.status or 500) >= 500:
+        log.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.detail)
+    return _answer(error)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    # pydantic's own report echoes the input; say only where and what.
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _answer(InvalidOption(f"{where}: {first['msg']}", option=where))
+
+
+def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        refusal: ResidualStoreError = MethodNotAllowed(f"this route has no method {request.method}")
+    elif error.status_code == 404:
+        refusal = NotFound("there is no such route; GET /openapi.json lists them")
+    else:
+        refusal = InvalidOption(str(error.detail))
+    return _answer(refusal, dict(error.headers or {}))
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    log.info("%s %s: the client went away", request.method, request.url.path)
+    return Response(status_code=400)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    return _answer(InternalError("the server failed; its log has the cause"))

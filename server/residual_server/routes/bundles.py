@@ -1,0 +1,99 @@
+"""``/v1/bundles/{key}``: put, get and delete one bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from residual_server.body import receive_bundle, slices
+from residual_server.problems import PROBLEM
+from residual_server.service import Service
+from residual_store.bundle import Bundle
+from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
+from residual_store.store import Receipt
+
+__all__ = ["router"]
+
+_FRAME: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_FRAME_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "One frame.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}, **_FRAME},
+    }
+}
+
+type Wait = Annotated[float, Query(ge=0, description="Seconds to wait for a bundle that is not there yet.")]
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of bundles."""
+    routes = APIRouter(tags=["bundles"], responses=PROBLEM)
+    store = service.store
+
+    @routes.put(
+        "/v1/bundles/{key:path}", operation_id="putBundle", status_code=201, openapi_extra=_FRAME_BODY
+    )
+    async def put_bundle(
+        key: str,
+        request: Request,
+        response: Response,
+        durability: Literal["host", "disk"] | None = None,
+        ttl: Annotated[float | None, Query(gt=0, description="Lease in seconds.")] = None,
+        if_exists: Literal["error", "same", "replace"] = "error",
+    ) -> Receipt:
+        """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already."""
+        service.check_key(request, key, "write")
+        store.check_durability(durability)
+        bundle = await receive_bundle(request, store, key, if_exists)
+        receipt = await service.call(
+            lambda: store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        )
+        response.status_code = 200 if receipt.existed else 201
+        return receipt
+
+    @routes.get(
+        "/v1/bundles/{key:path}",
+        operation_id="getBundle",
+        response_class=StreamingResponse,
+        responses={200: {"content": _FRAME}},
+    )
+    async def get_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
+        """The frame of a bundle; with `wait`, as soon as it arrives."""
+        service.check_key(request, key, "read")
+        bundle = await service.when_there(key, wait, lambda: store.get(key))
+        head = frame_head(bundle.manifest)
+        headers = {"Content-Length": str(frame_nbytes(head, bundle.manifest))}
+        return StreamingResponse(_frame(head, bundle), headers=headers, media_type=MEDIA_TYPE)
+
+    @routes.head("/v1/bundles/{key:path}", include_in_schema=False)
+    async def head_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
+        """Length and ETag of a bundle, and its `Stat` as JSON in the header Residual-Stat."""
+        service.check_key(request, key, "read")
+        stat = await service.when_there(key, wait, lambda: store.stat(key))
+        manifest = await service.call(lambda: store.manifest(key))
+        headers = {
+            "Content-Length": str(frame_nbytes(frame_head(manifest), manifest)),
+            "ETag": f'"{stat.digest}"',
+            "Residual-Stat": json.dumps(asdict(stat)),
+        }
+        return Response(headers=headers, media_type=MEDIA_TYPE)
+
+    @routes.delete("/v1/bundles/{key:path}", operation_id="deleteBundle", status_code=204)
+    async def delete_bundle(key: str, request: Request) -> None:
+        """Delete a bundle; 404 if there is none."""
+        service.check_key(request, key, "write")
+        await service.call(lambda: store.delete(key))
+
+    return routes
+
+
+async def _frame(head: bytes, bundle: Bundle) -> AsyncIterator[memoryview]:
+    for part in frame_parts(head, bundle):
+        for piece in slices(part):
+            yield piece

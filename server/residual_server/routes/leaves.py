@@ -1,0 +1,116 @@
+"""``/v1/bundles/{key}/leaves/{index}``: one leaf, for clients that have no Python."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from residual_server.problems import PROBLEM
+from residual_server.service import Service
+from residual_store.bundle import digest_of
+from residual_store.dtypes import name_of
+from residual_store.errors import InvalidOption, NotAcceptable, RangeNotSatisfiable
+
+__all__ = ["router"]
+
+_BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+_CONTENT: dict[str, Any] = {"application/octet-stream": _BINARY, "application/x-npy": _BINARY}
+_SLICE = re.compile(r"(-?\d+)?(:(-?\d+)?)?")
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of single leaves."""
+    routes = APIRouter(tags=["leaves"], responses=PROBLEM)
+
+    @routes.get(
+        "/v1/bundles/{key:path}/leaves/{index}",
+        operation_id="getLeaf",
+        response_class=Response,
+        responses={
+            200: {"content": _CONTENT},
+            206: {"content": _CONTENT},
+            304: {"description": "Unchanged."},
+        },
+    )
+    @routes.head("/v1/bundles/{key:path}/leaves/{index}", include_in_schema=False)
+    async def get_leaf(
+        key: str,
+        index: Annotated[int, Path(ge=0)],
+        request: Request,
+        format: Literal["raw", "npy"] = "raw",  # noqa: A002 - the name of the parameter in the URL
+        slice: Annotated[str, Query(max_length=400, description="As in numpy, such as `0:2,:,5`.")] = "",  # noqa: A002
+    ) -> Response:
+        """One leaf as raw little-endian bytes in C order, or as .npy; Range and ETag are supported."""
+        service.check_key(request, key, "read")
+        host = await service.call(lambda: service.store.get_leaf(key, index))
+        host = _sliced(host, slice)
+        body = (
+            _npy(host)
+            if format == "npy"
+            else memoryview(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+        )
+        headers = {
+            "ETag": f'"{digest_of(body).hex()}"',
+            "Accept-Ranges": "bytes",
+            "Residual-Dtype": name_of(host.dtype),
+            "Residual-Shape": ",".join(map(str, host.shape)),
+        }
+        media_type = "application/x-npy" if format == "npy" else "application/octet-stream"
+        return _conditional(request, body, headers, media_type)
+
+    return routes
+
+
+def _sliced(host: Any, text: str) -> Any:
+    if not text:
+        return host
+    parts = text.split(",")
+    if len(parts) > host.ndim or not all(part and _SLICE.fullmatch(part) for part in parts):
+        raise InvalidOption(
+            f"the slice has the form 0:2,:,5 with at most {host.ndim} parts for this leaf", option="slice"
+        )
+    selection = tuple(_part(part) for part in parts)
+    try:
+        return host[selection]
+    except IndexError as error:
+        raise InvalidOption(f"the slice is outside the leaf: {error}", option="slice") from None
+
+
+def _part(text: str) -> int | slice:
+    start, colon, stop = text.partition(":")
+    return slice(int(start) if start else None, int(stop) if stop else None) if colon else int(start)
+
+
+def _npy(host: Any) -> memoryview:
+    if host.dtype.kind == "V" or not host.dtype.isbuiltin:
+        raise NotAcceptable(
+            f"the .npy format has no dtype {name_of(host.dtype)}; ask for format=raw, which has the bytes as they are"
+        )
+    buffer = io.BytesIO()
+    np.save(buffer, host, allow_pickle=False)
+    return buffer.getbuffer()
+
+
+def _conditional(request: Request, body: memoryview, headers: dict[str, str], media_type: str) -> Response:
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
+    if asked is None or request.headers.get("if-range", headers["ETag"]) != headers["ETag"]:
+        return Response(bytes(body), headers=headers, media_type=media_type)
+    start, stop = _bounds(asked, len(body))
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+    return Response(bytes(body[start:stop]), status_code=206, headers=headers, media_type=media_type)
+
+
+def _bounds(asked: re.Match[str], length: int) -> tuple[int, int]:
+    first, last = asked.groups()
+    start = int(first) if first else max(length - int(last or 0), 0)
+    stop = min(int(last) + 1, length) if first and last else length
+    if start >= stop:
+        raise RangeNotSatisfiable(f"the range lies outside the {length} bytes of the leaf")
+    return start, stop

@@ -1,0 +1,119 @@
+"""Serving: sockets, uvicorn, and a stop that finishes or discards within its time."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from residual_server.app import create_app
+from residual_server.auth import Tokens
+from residual_store.engine.local import LocalStore
+from residual_store.errors import InvalidOption
+from residual_store.settings import Settings
+
+__all__ = ["serve"]
+
+
+def serve(
+    *,
+    root: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8731,
+    uds: Path | None = None,
+    tokens: Tokens | None = None,
+    settings: Settings | None = None,
+    ready: Callable[[str], object] = print,
+) -> None:
+    """Serve a store until SIGTERM or SIGINT.
+
+    ``root`` is a tensorstore URL or a path for the durable tier; without it bundles live in memory only.
+    ``port`` 0 takes a free one; ``uds`` serves on a unix socket instead.
+    ``ready`` is called with the URL once the socket listens.
+    Raises `InvalidOption` for a bind that others can reach without ``tokens``.
+    """
+    settings = settings or Settings.from_environment()
+    if uds is None and tokens is None and not _is_loopback(host):
+        raise InvalidOption(f"{host} can be reached from elsewhere; give a token file, or bind to 127.0.0.1")
+    with _open(root, settings) as store, _listen(host, port, uds) as listener:
+        app = create_app(store, tokens=tokens)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.graceful_seconds)),
+                log_level="warning",
+            ),
+            stopping=app.state.service.stopping,
+            ready=lambda: ready(_url(listener, uds)),
+        )
+        server.run(sockets=[listener])
+    if uds is not None:
+        uds.unlink(missing_ok=True)
+
+
+def _open(root: str | None, settings: Settings) -> LocalStore:
+    if root is None:
+        return LocalStore.in_memory(settings=settings)
+    url = root if "://" in root else Path(root).absolute().as_uri()
+    return LocalStore.at(url, settings=settings)
+
+
+def _listen(host: str, port: int, uds: Path | None) -> socket.socket:
+    if uds is None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    if uds.is_socket():
+        uds.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(uds))
+    finally:
+        os.umask(mask)
+    listener.listen(2048)
+    return listener
+
+
+def _url(listener: socket.socket, uds: Path | None) -> str:
+    if uds is not None:
+        return f"unix://{uds.absolute()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells the app that it is ready, and that it is stopping before it waits for requests."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, stopping: asyncio.Event, ready: Callable[[], object]
+    ) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)

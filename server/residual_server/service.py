@@ -1,0 +1,92 @@
+"""The service: what every route needs, passed in and not looked up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio.to_thread
+from fastapi import Request
+
+from residual_server.auth import ANYONE, Access, Grant, Tokens, check_access
+from residual_store.engine.local import LocalStore
+from residual_store.errors import NotFound, Stopping
+from residual_store.key import check_key, check_prefix, run_of
+
+__all__ = ["Service"]
+
+
+@dataclass
+class Service:
+    """A store, the tokens that guard it, and whether the server is stopping."""
+
+    store: LocalStore
+    tokens: Tokens | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def grant(self, request: Request) -> Grant:
+        """The grant of the caller; raises `Unauthorized`."""
+        return ANYONE if self.tokens is None else self.tokens.grant(request.headers.get("authorization"))
+
+    def check_key(self, request: Request, key: str, access: Access) -> str:
+        """The key, if it is well-formed and the caller has this access to its run."""
+        grant = self.grant(request)
+        check_access(grant, access, run_of(check_key(key, self.store.settings)))
+        return key
+
+    def check_prefix(self, request: Request, prefix: str, access: Access) -> str:
+        """The prefix, if it is well-formed and the caller has this access to all runs that it covers."""
+        grant = self.grant(request)
+        run = run_of(prefix) if "/" in check_prefix(prefix, self.store.settings) else None
+        check_access(grant, access, run)
+        return prefix
+
+    async def call[T](self, function: Callable[[], T]) -> T:
+        """The result of a blocking call of the store, made in a thread."""
+        return await anyio.to_thread.run_sync(function)
+
+    async def when_there[T](self, key: str, seconds: float, look: Callable[[], T]) -> T:
+        """The result of ``look``, tried again whenever ``key`` arrives, for ``seconds`` at most; raises `NotFound`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(seconds, self.store.settings.max_wait_seconds)
+        while True:
+            with self.store.arrivals.expected(key) as arrival:
+                try:
+                    return await self.call(look)
+                except NotFound:
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        raise
+                await self._first(
+                    asyncio.wrap_future(arrival), min(left, self.store.look_again_seconds or left)
+                )
+
+    async def _first(self, arrival: asyncio.Future[Any], seconds: float) -> None:
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait([arrival, stop], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            arrival.cancel()
+        if self.stopping.is_set():
+            raise Stopping("the server is stopping; ask again when it is back")
+
+    async def sweep(self) -> None:
+        """Remove bundles whose lease has ended, again and again until cancelled."""
+        while True:
+            await asyncio.sleep(self.store.settings.sweep_seconds)
+            await self.call(self.store.expire)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: object) -> AsyncIterator[None]:
+        """Sweep for as long as the app runs."""
+        sweeping = asyncio.create_task(self.sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweeping
