@@ -28,6 +28,7 @@
     │   └── DataLoss                   500  data-loss
     ├── GradientRefused                going on could give a wrong gradient
     │   ├── LeafUnavailable             --  leaf-unavailable
+    │   ├── BundleReplaced              --  bundle-replaced
     │   ├── ProgramMismatch             --  program-mismatch
     │   ├── ProgramUnavailable          --  program-unavailable
     │   ├── ArgumentMismatch            --  argument-mismatch
@@ -223,6 +224,12 @@ class LeafUnavailable(GradientRefused, ValueError):
     """A leaf cannot be read: it was deleted or donated, is being traced, or lies on another process."""
 
     code = "leaf-unavailable"
+
+
+class BundleReplaced(GradientRefused, ValueError):
+    """The handle stands for a bundle in whose place there is another one now."""
+
+    code = "bundle-replaced"
 
 
 class ProgramMismatch(GradientRefused, ValueError):

@@ -23,18 +23,17 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from residual_store.answers import read_frame, read_leaf, read_nothing, read_program
 from residual_store.bundle import Bundle, digest_of
-from residual_store.dtypes import dtype_of
 from residual_store.errors import (
     Busy,
-    DataLoss,
     InvalidOption,
     NotFound,
     Stopping,
     Unreachable,
     error_from_problem,
 )
-from residual_store.frame import MEDIA_TYPE, FrameReader, aligned_empty, frame_head, frame_nbytes, frame_parts
+from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.key import check_key
 from residual_store.manifest import Manifest, decode
 from residual_store.settings import Settings
@@ -101,11 +100,11 @@ class HttpStore:
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
         wait = min(wait, self.settings.max_wait_seconds)
-        read = lambda answer: _read_frame(answer, self.settings)  # noqa: E731
+        read = lambda answer: read_frame(answer, self.settings)  # noqa: E731
         return self._exchange("GET", self._bundle(key), read, query={"wait": wait or None}, patience=wait)
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
-        return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", _read_leaf)
+        return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", read_leaf)
 
     def manifest(self, key: str) -> Manifest:
         read = lambda answer: decode(answer.read(), self.settings)  # noqa: E731
@@ -120,7 +119,7 @@ class HttpStore:
         return Page(entries=tuple(Stat(**entry) for entry in answer["entries"]), next=answer["next"])
 
     def delete(self, key: str) -> None:
-        self._exchange("DELETE", self._bundle(key), _read_nothing)
+        self._exchange("DELETE", self._bundle(key), read_nothing)
 
     def delete_prefix(self, prefix: str) -> int:
         return int(self._json("DELETE", "/v1/bundles", query={"prefix": prefix})["deleted"])
@@ -138,10 +137,10 @@ class HttpStore:
     def put_program(self, fingerprint: str, program: bytes) -> None:
         body = _Body(len(program), lambda: [memoryview(program)])
         path = f"/v1/programs/{_quoted(fingerprint)}"
-        self._exchange("PUT", path, _read_nothing, body=body, digest=digest_of(program).hex())
+        self._exchange("PUT", path, read_nothing, body=body, digest=digest_of(program).hex())
 
     def get_program(self, fingerprint: str) -> bytes:
-        return self._exchange("GET", f"/v1/programs/{_quoted(fingerprint)}", _read_program)
+        return self._exchange("GET", f"/v1/programs/{_quoted(fingerprint)}", read_program)
 
     # One exchange
 
@@ -157,7 +156,7 @@ class HttpStore:
         self,
         method: str,
         path: str,
-        read: Callable[[http.client.HTTPResponse], T],
+        read: Callable[[Any], T],
         *,
         query: dict[str, Any] | None = None,
         body: _Body | None = None,
@@ -193,7 +192,7 @@ class HttpStore:
         target: str,
         headers: dict[str, str | None],
         body: _Body | None,
-        read: Callable[[http.client.HTTPResponse], T],
+        read: Callable[[Any], T],
         patience: float,
     ) -> T:
         connection = self._take()
@@ -259,41 +258,6 @@ def _may_send(sock: socket.socket) -> bool:
         return False
     sock.recv(start.index(b"\r\n\r\n") + 4)
     return True
-
-
-def _read_frame(answer: http.client.HTTPResponse, settings: Settings) -> Bundle:
-    reader = FrameReader(settings, total=answer.length)
-    while not reader.complete:
-        if reader.awaits_memory and reader.manifest is not None:
-            reader.place(aligned_empty(reader.manifest.nbytes))
-            continue
-        count = answer.readinto(reader.buffer())
-        if not count:
-            raise Unreachable("the answer broke off before the last leaf")
-        reader.received(count)
-    answer.read()
-    return reader.bundle()
-
-
-def _read_leaf(answer: http.client.HTTPResponse) -> npt.NDArray[np.generic]:
-    data = answer.read()
-    if f'"{digest_of(data).hex()}"' != answer.headers["ETag"]:
-        raise DataLoss("the leaf does not match its digest")
-    shape = [int(size) for size in answer.headers["Residual-Shape"].split(",") if size]
-    dtype = dtype_of(answer.headers["Residual-Dtype"])
-    return np.frombuffer(data, dtype).reshape(shape) if dtype.itemsize and data else np.zeros(shape, dtype)
-
-
-def _read_program(answer: http.client.HTTPResponse) -> bytes:
-    program = answer.read()
-    if digest_of(program).hex() != answer.headers["Residual-Digest"]:
-        raise DataLoss("the program does not match its digest")
-    return program
-
-
-def _read_nothing(answer: http.client.HTTPResponse | None) -> None:
-    if answer is not None:
-        answer.read()
 
 
 def _refusal(url: str, answer: http.client.HTTPResponse) -> Exception:

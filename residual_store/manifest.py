@@ -34,20 +34,28 @@ _STATES = ("saved", "not_needed", "not_saveable")
 class Argument:
     """One leaf of the argument tree: its path, its state, and what must be given back at restore.
 
-    ``aval`` is None where JAX did not record it.
+    ``needed`` says whether the backward reads it: of two arguments that are one array, JAX reads only the last.
+    ``aval`` is that of the argument, or of its gradient where JAX recorded only that.
     ``digest`` is the xxh3-128 of the argument's bytes where the caller asked that the restore checks them.
     """
 
     path: str
     state: State
+    needed: bool = True
     aval: Aval | None = None
     digest: bytes | None = None
+
+    @property
+    def must_be_restored(self) -> bool:
+        """Whether the backward cannot run until this argument is given back."""
+        return self.state == "not_saveable" and self.needed
 
     @classmethod
     def read(cls, entry: Fields, settings: Settings) -> Argument:
         return cls(
             path=entry.text("path", settings.max_path_chars),
             state=cast("State", entry.choice("state", _STATES)),
+            needed=entry.flag("needed"),
             aval=entry.optional("aval", lambda inner: Aval.read(inner, settings)),
             digest=entry.optional_binary("digest", 16),
         )

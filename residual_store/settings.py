@@ -83,6 +83,11 @@ class Settings:
     max_ttl_seconds: float = _setting(
         366 * 86_400.0, "seconds", "the longest lease; a bundle without a lease stays until it is deleted"
     )
+    scratch_ttl_seconds: float = _setting(
+        7 * 86_400.0,
+        "seconds",
+        "the lease of a bundle without a name, so that a dead client's bundles do not stay",
+    )
     sweep_seconds: float = _setting(
         5.0,
         "seconds",

@@ -6,7 +6,12 @@ from residual_store.bundle import digest_of
 from residual_store.manifest import Manifest, encode
 from residual_store.store import Receipt, Stat, Tier
 
-__all__ = ["content_digest", "receipt_of", "stat_of"]
+__all__ = ["content_digest", "digest_of_manifest", "receipt_of", "stat_of"]
+
+
+def digest_of_manifest(manifest: Manifest) -> str:
+    """A name of one put: the xxh3-128 of the manifest, which holds the digest of every leaf."""
+    return digest_of(encode(manifest)).hex()
 
 
 def content_digest(manifest: Manifest) -> str:
@@ -31,7 +36,7 @@ def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires
         array_nbytes=manifest.array_nbytes,
         arrived=arrived,
         expires_at=expires_at,
-        digest=digest_of(encode(manifest)).hex(),
+        digest=digest_of_manifest(manifest),
         content=content_digest(manifest),
     )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -40,7 +43,7 @@ def serve(
     settings = settings or Settings.from_environment()
     if uds is None and tokens is None and not _is_loopback(host):
         raise InvalidOption(f"{host} can be reached from elsewhere; give a token file, or bind to 127.0.0.1")
-    with _open(root, settings) as store, _listen(host, port, uds) as listener:
+    with _open(root, settings) as store, _listen(host, port, uds) as listener, _signals_end_quietly():
         app = create_app(store, tokens=tokens)
         server = _Server(
             uvicorn.Config(
@@ -97,6 +100,20 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+@contextlib.contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """Let uvicorn raise its captured signals once more at the end without killing the process before the store closes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,28 @@
+"""Residual Store for JAX: offload the residuals of a VJP object, and restore it for the backward pass.
+
+>>> import residual_client as rc
+>>> client = rc.connect("memory://")
+>>> y, f_vjp = jax.vjp(jnp.sin, jnp.arange(3.0))
+>>> handle = client.offload(f_vjp)
+>>> client.restore(handle)(jnp.ones(3))
+(Array([ 1.        ,  0.5403023 , -0.41614684], dtype=float32),)
+"""
+
+from residual_store.errors import MissingExtra
+
+try:
+    import flatbuffers as _flatbuffers
+    import jax as _jax
+except ModuleNotFoundError as error:
+    raise MissingExtra.of("client", part="residual_client", missing=error.name) from error
+
+from residual_client.backward import Backward
+from residual_client.client import Client, connect
+from residual_client.handle import Handle
+from residual_store import errors
+from residual_store.settings import Settings
+from residual_store.store import Receipt
+
+del _flatbuffers, _jax
+
+__all__ = ["Backward", "Client", "Handle", "Receipt", "Settings", "connect", "errors"]

@@ -1,0 +1,144 @@
+"""The source-free backward: the exported program of a bundle, applied without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
+
+from residual_client.jax_compat import operation_text
+from residual_client.program import Lowered, bundle_signature, fingerprint_of
+from residual_client.transfer import abstract, check_precision
+from residual_client.trees import build, describe, difference
+from residual_client.vjp import check_arguments
+from residual_store.dtypes import DTYPES, FLOAT0
+from residual_store.errors import (
+    ArgumentMismatch,
+    CotangentMismatch,
+    DataLoss,
+    MeshMismatch,
+    ProgramMismatch,
+    ProgramUnavailable,
+)
+from residual_store.leaf import Aval
+from residual_store.manifest import Manifest
+
+__all__ = ["Backward", "load_program"]
+
+type Call = Callable[[list[Any], list[Any], list[Any]], Sequence[Any]]
+
+
+class Backward:
+    """A stored backward pass with its residuals: a function of the cotangent, like the VJP object that was stored.
+
+    It runs the very program that `jax.jit` would compile out of the VJP object, so its bits are those of the jitted
+    backward.
+
+    >>> backward = client.backward("exp1/step-12/layer-3")
+    >>> dW, dx = backward(y_bar, args=(W, None))
+    """
+
+    def __init__(self, key: str, manifest: Manifest, leaves: list[Any], call: Call) -> None:
+        self.key = key
+        self._manifest = manifest
+        self._leaves = leaves
+        self._call = call
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself: leaves, arguments and what must be restored."""
+        return self._manifest
+
+    def __repr__(self) -> str:
+        return f"Backward({self.key!r}, {self._manifest.function}, {len(self._leaves)} leaves)"
+
+    def __call__(self, cotangent: Any, /, *, args: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        """The gradients, a tuple with one tree for each argument of the forward.
+
+        ``cotangent`` has the tree, shapes and dtypes of the forward's output.
+        ``args`` has one entry for each argument, None for one that needs nothing; its trees are those of the gradients.
+        The gradient of an argument of a custom type whose entry is None is a tuple of its children.
+
+        Raises `ArgumentMismatch` or `CotangentMismatch`, which name the leaf.
+        """
+        manifest = self._manifest
+        values = check_arguments(args, manifest.arguments, manifest.in_tree)
+        needed = [index for index, argument in enumerate(manifest.arguments) if argument.must_be_restored]
+        restored = [self._restored(values, index) for index in needed]
+        cotangents = _check_cotangent(cotangent, manifest)
+        gradients = self._call(self._leaves, restored, cotangents)
+        trees = {index: tree_structure(arg) for index, arg in enumerate(args or ()) if arg is not None}
+        result: tuple[Any, ...] = build(manifest.in_tree, gradients, like=trees)
+        return result
+
+    def _restored(self, values: dict[int, Any], index: int) -> Any:
+        if index not in values:
+            path = self._manifest.arguments[index].path
+            raise ArgumentMismatch(
+                f"{path} was marked not saveable, so its value is not in the bundle; pass it in args",
+                leaf=path,
+            )
+        return values[index]
+
+
+def _check_cotangent(cotangent: Any, manifest: Manifest) -> list[Any]:
+    leaves, treedef = tree_flatten_with_path(cotangent)
+    if text := difference(manifest.out_tree, describe(treedef), root="cotangent"):
+        raise CotangentMismatch(f"the cotangent must have the tree of the function's output, but {text}")
+    return [
+        _check_cotangent_leaf(value, wanted, "cotangent" + keystr(path))
+        for (path, value), wanted in zip(leaves, manifest.cotangents, strict=True)
+    ]
+
+
+def _check_cotangent_leaf(value: Any, wanted: Aval, path: str) -> Any:
+    # As in JAX: the cotangent of an integer output says nothing, so anything of its shape will do.
+    if wanted.dtype == FLOAT0 and np.shape(value) == wanted.shape:
+        return np.zeros(wanted.shape, DTYPES[FLOAT0])
+    try:
+        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+        given = abstract(array)
+    except (TypeError, ValueError) as error:
+        raise CotangentMismatch(f"{path} is a {type(value).__name__}: {error}", leaf=path) from error
+    if (given.dtype, given.shape) != (wanted.dtype, wanted.shape):
+        raise CotangentMismatch(f"{path} is {given}, and the function's output there was {wanted}", leaf=path)
+    return array
+
+
+def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
+    """The callable of an exported backward, once it is sure that it is the one of this bundle and can run here.
+
+    Raises `DataLoss`, `ProgramMismatch`, `MeshMismatch` or `ProgramUnavailable`.
+    """
+    try:
+        exported = export.deserialize(bytearray(program))
+        text = operation_text(exported)
+    except Exception as error:
+        raise DataLoss(f"the program of {key!r} cannot be read: {type(error).__name__}: {error}") from error
+    signature = bundle_signature(manifest)
+    if (
+        signature.jax_version == jax.__version__
+        and fingerprint_of(signature, Lowered(text=text)) != manifest.fingerprint
+    ):
+        raise ProgramMismatch(
+            f"the program stored for {key!r} is not the one that its fingerprint names; it was not run"
+        )
+    platform = export.default_export_platform()
+    if platform not in exported.platforms:
+        raise ProgramUnavailable(
+            f"the program of {key!r} was exported for {', '.join(exported.platforms)} and this process runs on {platform}"
+        )
+    if exported.nr_devices not in (1, jax.device_count()):
+        raise MeshMismatch(
+            f"the program of {key!r} needs {exported.nr_devices} devices and this process has {jax.device_count()}"
+        )
+    check_precision(
+        [(f"args {one.path}", one.aval.dtype) for one in manifest.arguments if one.aval], what=key
+    )
+    call: Call = jax.jit(exported.call)
+    return call

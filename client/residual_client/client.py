@@ -1,0 +1,226 @@
+"""The client: offload a VJP object, restore it, or apply its stored backward."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from jax.tree_util import tree_leaves, tree_structure
+
+from residual_client.backward import Backward, Call, load_program
+from residual_client.handle import Handle, Local
+from residual_client.offload import bundle_of
+from residual_client.programs import Programs
+from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.transfer import placement_of
+from residual_client.vjp import check_vjp
+from residual_store.bundle import Bundle
+from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable
+from residual_store.manifest import Manifest, UserValue
+from residual_store.settings import Settings
+from residual_store.stat import digest_of_manifest
+from residual_store.store import Durability, IfExists, Store, open_store
+
+__all__ = ["Client", "connect"]
+
+
+def connect(url: str | None = None, *, token: str | None = None, settings: Settings | None = None) -> Client:
+    """A client of the store at ``url``.
+
+    ``http://``, ``https://`` and ``unix://`` reach a server; ``memory://``, ``file:///path`` and any other tensorstore
+    URL open the engine in this process.
+    The defaults are ``$RESIDUAL_STORE_URL``, else ``memory://``, and ``$RESIDUAL_STORE_TOKEN``.
+
+    >>> connect("memory://").store.url
+    'memory://'
+    """
+    url = url or os.environ.get("RESIDUAL_STORE_URL") or "memory://"
+    if token is None and url.partition("://")[0] in ("http", "https", "unix"):
+        token = os.environ.get("RESIDUAL_STORE_TOKEN")
+    return Client(open_store(url, token=token, settings=settings))
+
+
+class Client:
+    """JAX in front of a store; safe to use from several threads.
+
+    >>> with connect("memory://") as client:
+    ...     y, f_vjp = jax.vjp(jnp.sin, jnp.ones(2))
+    ...     client.offload(f_vjp).wait().leaves
+    1
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._programs = Programs(store)
+        self._calls: dict[str, Call] = {}
+        self._scratch_run = f"scratch-{secrets.token_hex(8)}"
+        self._scratch_numbers = itertools.count()
+        self._dead: deque[str] = deque()
+
+    def __repr__(self) -> str:
+        return f"Client({self.store.url!r})"
+
+    def close(self) -> None:
+        """Delete this client's scratch bundles and release the store."""
+        if next(self._scratch_numbers):
+            self.store.delete_prefix(f"{self._scratch_run}/")
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Offload
+
+    def offload(
+        self,
+        vjp: Any,
+        key: str | None = None,
+        *,
+        durability: Durability | None = None,
+        ttl: float | None = None,
+        if_exists: IfExists = "error",
+        args: Sequence[Any] | None = None,
+        user: Mapping[str, UserValue] | None = None,
+    ) -> Handle:
+        """Store the residuals of a VJP object; what is stored are the bytes of this moment.
+
+        Without ``key`` it is a scratch bundle: in host memory, restorable in this process only, and gone when its
+        handle is.
+        With one it can be restored anywhere, ``durability``, ``ttl`` (seconds) and ``if_exists`` as in `Store.put`.
+        ``args``, as in `restore`, records digests of the arguments that are not saved, so that a restore with other
+        values, such as updated weights, is refused.
+        ``user`` is a small map of labels.
+
+        Raises TypeError for what is no VJP object, `LeafUnavailable` for a leaf that was deleted or is being traced,
+        and whatever `Store.put` raises.
+
+        >>> y, f_vjp = jax.vjp(layer, W, x, saveable_args=(False, True))
+        >>> client.offload(f_vjp, "exp1/step-12/layer-3").wait().durability
+        'host'
+        """
+        self._forget_dead()
+        known = check_vjp(vjp)
+        program = None if key is None else self._programs.of(vjp, known)
+        bundle = bundle_of(vjp, known, program, settings=self.store.settings, args=args, user=user)
+        if program is not None:
+            self._programs.store(program)
+        if key is None:
+            key = f"{self._scratch_run}/{next(self._scratch_numbers)}"
+            durability, ttl = durability or "host", ttl or self.store.settings.scratch_ttl_seconds
+        receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        handle = Handle(
+            key=key,
+            digest=digest_of_manifest(bundle.manifest),
+            fingerprint=bundle.manifest.fingerprint,
+            receipt=receipt,
+            local=Local(tree_structure(vjp), [placement_of(leaf) for leaf in tree_leaves(vjp)]),
+        )
+        if handle.is_scratch:
+            weakref.finalize(handle, self._dead.append, key)
+        return handle
+
+    def _forget_dead(self) -> None:
+        """Delete the scratch bundles whose handles are gone; a finalizer must not talk to a server itself."""
+        while self._dead:
+            try:
+                self.store.delete(self._dead.popleft())
+            except NotFound:
+                continue
+
+    # Restore
+
+    def restore(
+        self, source: Handle | str, *, args: Sequence[Any] | None = None, like: Any = None, wait: float = 0.0
+    ) -> Any:
+        """The VJP object again, with the leaves as they were.
+
+        ``source`` is a handle or a key.
+        ``args`` follows the arguments of the forward call, one entry each, None for one that needs nothing; it fills
+        only what is missing. Without ``args``, what is missing stays a ``NotSaveable()`` for you to fill.
+        ``like`` is the VJP object of the same function, real or abstract, such as
+        ``jax.eval_shape(forward, *args)[1]``; it is needed unless this process has traced the program itself.
+        ``wait`` is how many seconds to wait for a bundle that another process is about to store.
+
+        Raises `NotFound`, `ProgramMismatch` with the first difference, `ArgumentMismatch` naming the leaf, and others
+        below `GradientRefused` wherever going on could give a wrong gradient.
+
+        >>> f_vjp = client.restore(handle, args=(W, None))
+        """
+        self._forget_dead()
+        key = source.key if isinstance(source, Handle) else source
+        bundle = self.store.get(key, wait=wait)
+        treedef, placements = self._treedef(source, key, bundle, like)
+        return rebuild(bundle, treedef, placements, key=key, args=args)
+
+    def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
+        if isinstance(source, Handle) and digest_of_manifest(bundle.manifest) != source.digest:
+            raise BundleReplaced(
+                f"the bundle {key!r} was replaced after this handle was made; restore by key if the new one is wanted",
+                key=key,
+            )
+        if like is not None:
+            program = self._programs.of(like, check_vjp(like))
+            check_program(bundle.manifest, program, key=key, store=self.store)
+            return program.treedef, [placement_of(leaf) for leaf in tree_leaves(like)]
+        if isinstance(source, Handle) and source.local is not None:
+            return source.local.treedef, source.local.placements
+        known = self._programs.known(bundle.manifest.fingerprint)
+        if known is None:
+            raise ProgramUnavailable(
+                f"this process has not traced the program of {key!r} ({bundle.manifest.function}); pass "
+                "like=jax.eval_shape(forward, *args)[1] with the same forward, or use client.backward, "
+                "which needs no source",
+                key=key,
+            )
+        return known.treedef, None
+
+    # The source-free backward
+
+    def backward(self, source: Handle | str, *, wait: float = 0.0) -> Backward:
+        """The stored backward of a bundle, which needs no model source.
+
+        Raises `ProgramUnavailable` with the reason if the bundle has none, and `DataLoss`, `ProgramMismatch`,
+        `PrecisionMismatch` or `MeshMismatch` if it cannot be trusted or cannot run here.
+
+        >>> dW, dx = client.backward("exp1/step-12/layer-3")(y_bar, args=(W, None))
+        """
+        key = source.key if isinstance(source, Handle) else source
+        bundle = self.store.get(key, wait=wait)
+        check_widths(bundle.manifest, key)
+        call = self._call(key, bundle.manifest)
+        on_device = replace(
+            bundle,
+            manifest=replace(bundle.manifest, leaves=tuple(map(_in_device_memory, bundle.manifest.leaves))),
+        )
+        return Backward(key, bundle.manifest, place_leaves(on_device, None, live=()), call)
+
+    def _call(self, key: str, manifest: Manifest) -> Call:
+        fingerprint = manifest.fingerprint
+        if fingerprint is None or manifest.no_program is not None:
+            raise ProgramUnavailable(f"{key!r} has no source-free backward: {manifest.no_program}", key=key)
+        if fingerprint not in self._calls:
+            try:
+                program = self.store.get_program(fingerprint)
+            except NotFound as error:
+                raise ProgramUnavailable(
+                    f"the program of {key!r} is not in the store: {error}", key=key
+                ) from error
+            self._calls[fingerprint] = load_program(program, manifest, key)
+        return self._calls[fingerprint]
+
+
+def _in_device_memory(leaf: Any) -> Any:
+    # A program is lowered for device memory, whatever memory a leaf was in.
+    return replace(leaf, memory_kind=None)

@@ -1,0 +1,147 @@
+"""The only module that touches private or version-dependent parts of JAX.
+
+Checked against jax 0.11.2 and 0.12.0.1; the tests run on the lowest and on the locked version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export
+from jax._src import api as _api
+from jax._src import core as _core
+from jax._src.interpreters import mlir as _mlir
+from jax._src.lax.lax import _convert_element_type
+from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
+from jax._src.state.types import AbstractRef as _AbstractRef
+
+__all__ = [
+    "Linearized",
+    "NotNeeded",
+    "NotSaveable",
+    "TreeDef",
+    "children_of",
+    "host_callbacks",
+    "is_ref",
+    "is_sentinel",
+    "is_vjp",
+    "key_impl",
+    "linearized",
+    "node_of",
+    "operation_text",
+    "with_weak_type",
+    "without_locations",
+    "x64_enabled",
+]
+
+NotNeeded = _api.NotNeeded
+NotSaveable = _api.NotSaveable
+
+type TreeDef = Any
+"""A pytree structure; JAX does not type its methods."""
+
+
+def is_vjp(value: object) -> bool:
+    """Whether ``value`` is a VJP object as `jax.vjp` returns it."""
+    return isinstance(value, _api.VJP)
+
+
+def is_sentinel(value: object) -> bool:
+    """Whether ``value`` stands for an argument that was not saved."""
+    return isinstance(value, NotNeeded | NotSaveable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linearized:
+    """What a VJP object knows of the function that it differentiates.
+
+    ``saved`` has the abstract value of each argument leaf that the backward reads, by flat position.
+    ``tangents`` has that of each argument leaf's gradient, and ``outputs`` that of each output leaf's cotangent.
+    """
+
+    saved: dict[int, Any]
+    tangents: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    function: str
+    refs: tuple[int, ...]
+    jaxpr: Any
+
+
+def linearized(vjp: Any) -> Linearized:
+    """Read the linearized program of a VJP object."""
+    spec, _, jaxpr, out_avals = vjp.fun.args
+    tangents = [var.aval for var in jaxpr.invars[len(spec) : len(spec) + vjp.in_tree.num_leaves]]
+    refs = tuple(index for index, aval in enumerate(tangents) if _is_ref(aval))
+    return Linearized(
+        saved={one.idx: var.aval for one, var in zip(spec, jaxpr.invars, strict=False) if one.primal},
+        tangents=tuple(getattr(aval, "inner_aval", aval).to_ct_aval() for aval in tangents),
+        outputs=tuple(aval.to_ct_aval() for aval in out_avals),
+        function=jaxpr.debug_info.func_src_info or "",
+        refs=refs,
+        jaxpr=jaxpr,
+    )
+
+
+def _is_ref(aval: Any) -> bool:
+    return isinstance(aval, _AbstractRef)
+
+
+def is_ref(value: Any) -> bool:
+    """Whether a value is a mutable array reference, as `jax.new_ref` makes it."""
+    try:
+        return _is_ref(jax.typeof(value))
+    except TypeError:
+        return False
+
+
+def node_of(treedef: TreeDef) -> tuple[type, Any] | None:
+    """The type and static data of the root of a treedef, or None for a leaf."""
+    root: tuple[type, Any] | None = treedef.node_data()
+    return root
+
+
+def children_of(treedef: TreeDef) -> Sequence[TreeDef]:
+    """The treedefs of the children of the root."""
+    children: Sequence[TreeDef] = treedef.children()
+    return children
+
+
+def x64_enabled() -> bool:
+    """Whether 64-bit types are on in this thread."""
+    return bool(jax.config.jax_enable_x64)
+
+
+def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
+    """The same values as a weakly or strongly typed array; numpy cannot express the difference."""
+    changed: jax.Array = _convert_element_type(array, weak_type=weak_type)
+    return changed
+
+
+def key_impl(dtype: Any) -> str:
+    """The name of the implementation of a PRNG key dtype, such as ``threefry2x32``."""
+    return str(dtype._impl.name)
+
+
+def operation_text(program: export.Exported) -> str:
+    """The StableHLO of an exported program without source locations, constants written out in full."""
+    return without_locations(program.mlir_module())
+
+
+def without_locations(text: str) -> str:
+    """StableHLO text with all source locations removed, so that a moved line changes nothing."""
+    with _mlir.make_ir_context():
+        module = _ir.Module.parse(text)
+        return str(module.operation.get_asm(enable_debug_info=False))
+
+
+def host_callbacks(jaxpr: Any) -> Iterator[Any]:
+    """Every Python function that a (closed) jaxpr calls on the host, in order."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        callback = equation.params.get("callback")
+        if callback is not None:
+            yield getattr(callback, "callback_func", callback)
+        for inner in _core.jaxprs_in_params(equation.params):
+            yield from host_callbacks(inner)

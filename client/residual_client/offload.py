@@ -1,0 +1,80 @@
+"""Offload: a VJP object becomes a bundle."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from residual_client.jax_compat import Linearized, x64_enabled
+from residual_client.program import Program
+from residual_client.transfer import Residual, abstract, leaf_of, start_copies, to_host
+from residual_client.trees import describe
+from residual_client.vjp import argument_digest, arguments_of, check_arguments, residuals_of
+from residual_store.bundle import Bundle
+from residual_store.manifest import Argument, Manifest, UserValue
+from residual_store.settings import Settings
+
+__all__ = ["bundle_of"]
+
+
+def bundle_of(
+    vjp: Any,
+    known: Linearized,
+    program: Program | None,
+    *,
+    settings: Settings,
+    args: Sequence[Any] | None = None,
+    user: Mapping[str, UserValue] | None = None,
+) -> Bundle:
+    """The bundle of a VJP object, its leaves copied to the host.
+
+    Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
+    """
+    residuals = residuals_of(vjp, longest_path=settings.max_path_chars)
+    start_copies(residuals)
+    manifest = _manifest(vjp, known, program, residuals, settings)
+    if args is not None:
+        manifest = replace(manifest, arguments=_digested(manifest, args))
+    manifest = replace(manifest, user=dict(user or {}))
+    hosts = [to_host(residual) for residual in residuals]
+    return Bundle.encoded(manifest, hosts, identities=[id(residual.value) for residual in residuals])
+
+
+def _manifest(
+    vjp: Any, known: Linearized, program: Program | None, residuals: list[Residual], settings: Settings
+) -> Manifest:
+    leaves = tuple(leaf_of(index, residual) for index, residual in enumerate(residuals))
+    return Manifest(
+        fingerprint=program.fingerprint if program is not None else None,
+        no_program="it is a scratch bundle" if program is None else program.lowered.no_program,
+        versions={
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "residual-store": importlib.metadata.version("residual-store"),
+        },
+        x64=x64_enabled(),
+        function=known.function[: settings.max_path_chars],
+        created=time.time(),
+        leaves=leaves,
+        arguments=arguments_of(vjp, known, longest_path=settings.max_path_chars),
+        cotangents=tuple(map(abstract, known.outputs)),
+        in_tree=tuple(describe(vjp.in_tree)),
+        out_tree=tuple(describe(vjp.out_tree)),
+    )
+
+
+def _digested(manifest: Manifest, args: Sequence[Any]) -> tuple[Argument, ...]:
+    """The arguments with the digests of those that must be given back, so that a restore can check them."""
+    values = check_arguments(args, manifest.arguments, manifest.in_tree)
+    return tuple(
+        replace(argument, digest=argument_digest(values[index]))
+        if argument.state == "not_saveable" and index in values
+        else argument
+        for index, argument in enumerate(manifest.arguments)
+    )

@@ -1,0 +1,82 @@
+"""The programs that a process has traced: each lowered once, stored once, and known by treedef and by fingerprint."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+from jax.tree_util import tree_structure
+
+from residual_client.jax_compat import Linearized, TreeDef
+from residual_client.program import Program, lower
+from residual_store.store import Store
+
+__all__ = ["EagerForwardWarning", "Programs"]
+
+_KEPT = 256
+
+
+class EagerForwardWarning(UserWarning):
+    """The forward runs outside of `jax.jit`, so its backward is traced and lowered again at every call."""
+
+
+class Programs:
+    """A bounded cache in front of `residual_client.program.lower`.
+
+    A jitted forward returns the same treedef at every step, so it is lowered once.
+    An eager one returns a new treedef at every call; that is found by its fingerprint, after the work was done.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+        self._by_treedef: OrderedDict[TreeDef, Program] = OrderedDict()
+        self._by_fingerprint: OrderedDict[str, Program] = OrderedDict()
+        self._stored: set[str] = set()
+        self._warned: set[str] = set()
+
+    def of(self, vjp: Any, known: Linearized) -> Program:
+        """The program of a VJP object, whose leaves may be abstract."""
+        treedef = tree_structure(vjp)
+        with self._lock:
+            program = self._by_treedef.get(treedef)
+            if program is None:
+                program = lower(vjp, known, longest_path=self._store.settings.max_path_chars)
+                self._note(program)
+            self._by_treedef.move_to_end(treedef)
+            return program
+
+    def _note(self, program: Program) -> None:
+        _put(self._by_treedef, program.treedef, program)
+        if program.fingerprint is None:
+            return
+        if program.fingerprint in self._by_fingerprint and program.function not in self._warned:
+            self._warned.add(program.function)
+            warnings.warn(
+                f"the forward of {program.function} was traced again for the same backward, which costs a lowering at "
+                "every call; jit the forward: jax.jit(lambda *args: jax.vjp(f, *args))",
+                EagerForwardWarning,
+                stacklevel=5,
+            )
+        _put(self._by_fingerprint, program.fingerprint, program)
+
+    def known(self, fingerprint: str | None) -> Program | None:
+        """The program with this fingerprint, if this process has traced it."""
+        return self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
+
+    def store(self, program: Program) -> None:
+        """Store the exported backward unless this process has done so already."""
+        fingerprint, exported = program.fingerprint, program.lowered.exported
+        if fingerprint is None or exported is None or fingerprint in self._stored:
+            return
+        self._store.put_program(fingerprint, exported)
+        self._stored.add(fingerprint)
+
+
+def _put[K](cache: OrderedDict[K, Program], key: K, program: Program) -> None:
+    cache[key] = program
+    cache.move_to_end(key)
+    while len(cache) > _KEPT:
+        cache.popitem(last=False)

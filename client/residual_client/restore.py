@@ -1,0 +1,105 @@
+"""Restore: a bundle becomes a VJP object again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Sharding
+
+from residual_client.jax_compat import TreeDef
+from residual_client.meshes import Meshes
+from residual_client.program import Program, bundle_signature, text_difference, text_of
+from residual_client.transfer import check_precision, to_device
+from residual_client.vjp import check_arguments, fill
+from residual_store.bundle import Bundle
+from residual_store.errors import NotFound, ProgramMismatch
+from residual_store.leaf import Leaf
+from residual_store.manifest import Manifest
+from residual_store.store import Store
+
+__all__ = ["check_program", "check_widths", "place_leaves", "rebuild"]
+
+
+def rebuild(
+    bundle: Bundle,
+    treedef: TreeDef,
+    placements: Sequence[Sharding | None] | None,
+    *,
+    key: str,
+    args: Sequence[Any] | None,
+) -> Any:
+    """The VJP object of a bundle in a treedef whose program is known to be the bundle's.
+
+    Raises `ArgumentMismatch`, `PrecisionMismatch` or `MeshMismatch`.
+    """
+    manifest = bundle.manifest
+    check_widths(manifest, key)
+    values = check_arguments(args, manifest.arguments, manifest.in_tree)
+    leaves = place_leaves(bundle, placements, live=values.values())
+    return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
+
+
+def check_widths(manifest: Manifest, key: str) -> None:
+    """Raise `PrecisionMismatch` if anything in the bundle is wider than this process allows."""
+    named = [(leaf.path, leaf.dtype) for leaf in manifest.leaves]
+    named += [
+        (argument.path, argument.aval.dtype) for argument in manifest.arguments if argument.aval is not None
+    ]
+    named += [("the cotangent", aval.dtype) for aval in manifest.cotangents]
+    check_precision(named, what=f"the bundle {key!r}")
+
+
+def place_leaves(bundle: Bundle, placements: Sequence[Sharding | None] | None, *, live: Any) -> list[Any]:
+    """All leaves as arrays; ``placements`` go first, then the meshes and devices of the ``live`` arrays.
+
+    Leaves that were one array are one array again.
+    """
+    meshes = Meshes(live)
+    placed: list[Any] = []
+    for leaf in bundle.manifest.leaves:
+        placement = placements[leaf.index] if placements is not None else None
+        source = leaf.alias_of
+        if (
+            source is not None
+            and leaf.same_array
+            and _is_same(leaf, bundle.manifest.leaves[source], placements)
+        ):
+            placed.append(placed[source])
+        else:
+            placed.append(to_device(bundle.array(leaf.index), leaf, placement, meshes))
+    return placed
+
+
+def _is_same(leaf: Leaf, source: Leaf, placements: Sequence[Sharding | None] | None) -> bool:
+    where = placements is None or placements[leaf.index] == placements[source.index]
+    names = ("kind", "dtype", "shape", "weak_type", "committed", "memory_kind", "sharding", "key_impl")
+    return where and all(getattr(leaf, name) == getattr(source, name) for name in names)
+
+
+def check_program(manifest: Manifest, program: Program, *, key: str, store: Store) -> None:
+    """Raise `ProgramMismatch`, which names the first difference, unless the bundle's program is this one."""
+    if manifest.fingerprint is not None and manifest.fingerprint == program.fingerprint:
+        return
+    if program.fingerprint is None or manifest.fingerprint is None:
+        reason = program.lowered.no_program if program.fingerprint is None else manifest.no_program
+        raise ProgramMismatch(
+            f"{key!r} cannot be restored through another VJP object: {reason}; restore it from the handle "
+            "in the process that offloaded it"
+        )
+    difference = bundle_signature(manifest).difference(program.signature) or _operations_difference(
+        manifest.fingerprint, program, store
+    )
+    raise ProgramMismatch(
+        f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
+        f"so restoring it would give a wrong gradient: {difference}; "
+        "pass like= from the same function and arguments, or apply the stored one with client.backward"
+    )
+
+
+def _operations_difference(fingerprint: str, program: Program, store: Store) -> str:
+    try:
+        stored = store.get_program(fingerprint)
+    except NotFound:
+        return "the operations of the lowered backward differ"
+    return text_difference(text_of(stored), program.lowered.text)

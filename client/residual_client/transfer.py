@@ -1,0 +1,175 @@
+"""Transfer: residual arrays from the device to host memory, and back to where and what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+
+from residual_client.jax_compat import key_impl, with_weak_type, x64_enabled
+from residual_client.meshes import Meshes, symbolic
+from residual_store.dtypes import DTYPES, FLOAT0, name_of
+from residual_store.errors import LeafUnavailable, PrecisionMismatch
+from residual_store.leaf import Aval, Channel, Leaf
+
+__all__ = [
+    "Residual",
+    "abstract",
+    "check_precision",
+    "is_key",
+    "leaf_of",
+    "placement_of",
+    "start_copies",
+    "to_device",
+    "to_host",
+]
+
+type Host = npt.NDArray[np.generic]
+
+_WIDE = ("float64", "complex128", "int64", "uint64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """One leaf of a VJP object: its place, and its value, a `jax.Array`, a numpy array or an abstract value."""
+
+    channel: Channel
+    path: str
+    value: Any
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is an array of typed PRNG keys."""
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+def abstract(value: Any) -> Aval:
+    """Shape, dtype and weak type of an array or abstract value; keys have the dtype ``key<impl>``."""
+    if is_key(value):
+        name = f"key<{key_impl(value.dtype)}>"
+    else:
+        name = FLOAT0 if value.dtype == jax.dtypes.float0 else name_of(np.dtype(value.dtype))
+    return Aval(dtype=name, shape=tuple(value.shape), weak_type=bool(getattr(value, "weak_type", False)))
+
+
+def start_copies(residuals: Iterable[Residual]) -> None:
+    """Check that every leaf can be read, and start all copies to the host at once.
+
+    Raises `LeafUnavailable`, which names the leaf.
+    """
+    for residual in residuals:
+        value = residual.value
+        if isinstance(value, jax.core.Tracer):
+            raise LeafUnavailable(
+                f"{residual.path} is being traced, so it has no value to store; "
+                "return the VJP object from the jitted function and offload it outside",
+                leaf=residual.path,
+            )
+        if isinstance(value, jax.Array):
+            _check_readable(residual.path, value)
+            if not is_key(value):
+                value.copy_to_host_async()
+        elif not isinstance(value, np.ndarray | np.generic):
+            raise LeafUnavailable(
+                f"{residual.path} is a {type(value).__name__} and not an array; only arrays can be stored",
+                leaf=residual.path,
+            )
+
+
+def _check_readable(path: str, value: jax.Array) -> None:
+    if value.is_deleted():
+        raise LeafUnavailable(
+            f"{path} was deleted or donated before it could be offloaded; "
+            "offload before the call that donates it, or do not donate it",
+            leaf=path,
+        )
+    if not value.is_fully_addressable:
+        raise LeafUnavailable(
+            f"{path} lies on devices of several processes ({value.sharding}), and this process sees only a part of it",
+            leaf=path,
+        )
+
+
+def to_host(residual: Residual) -> Host:
+    """The values of a leaf as a host array, without a copy where the backend allows that."""
+    value = residual.value
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+
+
+def leaf_of(index: int, residual: Residual) -> Leaf:
+    """The manifest's entry of a residual, before its bytes are encoded."""
+    value = residual.value
+    sharding = getattr(value, "sharding", None)
+    aval = abstract(value)
+    leaf = Leaf(
+        index=index,
+        channel=residual.channel,
+        path=residual.path,
+        dtype=aval.dtype,
+        shape=aval.shape,
+        weak_type=aval.weak_type,
+        committed=bool(getattr(value, "committed", False)),
+        memory_kind=getattr(sharding, "memory_kind", None),
+        sharding=symbolic(sharding, value.ndim),
+    )
+    if not is_key(value):
+        return leaf
+    data = jax.eval_shape(jax.random.key_data, value)
+    return replace(
+        leaf,
+        kind="key",
+        key_impl=key_impl(value.dtype),
+        dtype=name_of(np.dtype(data.dtype)),
+        shape=data.shape,
+    )
+
+
+def check_precision(named: Sequence[tuple[str, str]], *, what: str) -> None:
+    """Raise `PrecisionMismatch` if a (path, dtype) is 64 bits wide and this process would cut it to 32."""
+    if x64_enabled():
+        return
+    for path, dtype in named:
+        if dtype in _WIDE:
+            raise PrecisionMismatch(
+                f"{what}: {path} is {dtype}, and jax_enable_x64 is off here, so JAX would cut it to 32 bits; "
+                "set jax_enable_x64, as the process that made the bundle did",
+                leaf=path,
+            )
+
+
+def to_device(host: Host, leaf: Leaf, placement: Sharding | None, meshes: Meshes) -> Any:
+    """The restored leaf: values, weak type, key type, and the placement that is given or that the leaf records.
+
+    float0 stays a numpy array, because JAX has no device array of it.
+    """
+    if leaf.dtype == FLOAT0:
+        return np.zeros(leaf.shape, DTYPES[FLOAT0])
+    target = placement if placement is not None else _recorded_placement(leaf, meshes)
+    if leaf.kind == "key":
+        # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
+        keys = jax.random.wrap_key_data(jnp.asarray(host), impl=leaf.key_impl)
+        return keys if target is None else jax.device_put(keys, target)
+    array = jax.device_put(host, target)
+    return with_weak_type(array, True) if leaf.weak_type else array
+
+
+def _recorded_placement(leaf: Leaf, meshes: Meshes) -> Sharding | None:
+    """None stands for: uncommitted, on the default device."""
+    if leaf.sharding is not None:
+        return meshes.sharding(leaf.sharding, leaf.path, memory_kind=leaf.memory_kind)
+    if not leaf.committed:
+        return None
+    return SingleDeviceSharding(meshes.device, memory_kind=leaf.memory_kind)
+
+
+def placement_of(value: Any) -> Sharding | None:
+    """Where a live leaf is, for a restore in the same process; None if it is uncommitted or no device array."""
+    if isinstance(value, jax.Array) and (value.committed or isinstance(value.sharding, NamedSharding)):
+        return value.sharding
+    return None

@@ -1,0 +1,241 @@
+"""Trees: pytree structures written down, compared and built again without pickling anything.
+
+A description is a list of nodes in preorder, so its depth costs nothing.
+A node of one of Python's containers can be built again anywhere.
+A node of any other type is described by its name, its static data where that is plain, and the number of its
+children; without the type at hand it is built as a tuple, as `jax.vjp` itself does in ``args_res``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten, tree_leaves_with_path, tree_structure
+
+from residual_client.jax_compat import TreeDef, children_of, is_sentinel, node_of
+
+__all__ = ["argument_paths", "arity", "build", "describe", "difference", "leaves_of", "mirrors"]
+
+type Node = list[Any]
+
+_FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}
+
+
+def describe(treedef: TreeDef) -> list[Node]:
+    """The nodes of a treedef in preorder.
+
+    >>> describe(tree_structure((1, {"a": 2})))
+    [['tuple', 2], ['leaf'], ['dict', [['text', 'a']]], ['leaf']]
+    """
+    nodes, pending = [], [treedef]
+    while pending:
+        one = pending.pop()
+        nodes.append(_node(one))
+        pending.extend(reversed(children_of(one)))
+    return nodes
+
+
+def _node(treedef: TreeDef) -> Node:
+    root = node_of(treedef)
+    if root is None:
+        return ["leaf"]
+    kind, static = root
+    if kind is type(None):
+        return ["none"]
+    if kind in (tuple, list):
+        return [kind.__name__, len(children_of(treedef))]
+    if kind is dict:
+        return ["dict", [_key(key) for key in static]]
+    if kind is OrderedDict:
+        return ["OrderedDict", [_key(key) for key in static]]
+    if kind is defaultdict:
+        factory, keys = static
+        return [
+            "defaultdict",
+            [_key(key) for key in keys],
+            getattr(factory, "__name__", "") if factory else "",
+        ]
+    return ["custom", len(children_of(treedef)), kind.__qualname__, _plain_text(static)]
+
+
+def _key(key: object) -> list[Any]:
+    if type(key) is str:
+        return ["text", key] if _is_utf8(key) else ["surrogates", key.encode("utf-8", "surrogatepass")]
+    if type(key) is bool or (type(key) is int and -(1 << 63) <= key < 1 << 63) or type(key) in (float, bytes):
+        return [type(key).__name__, key]
+    return ["other", ascii(key)]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain_text(static: Any) -> str:
+    """Static data as text if its text says all of it; a function's text, say, holds an address and says nothing."""
+    plain = (str, int, float, bool, bytes, type(None))
+    pending, seen = [static], 0
+    while pending:
+        one = pending.pop()
+        seen += 1
+        if type(one) in (tuple, list):
+            pending.extend(one)
+        elif type(one) not in plain or seen > 1000:
+            return ""
+    return ascii(static)
+
+
+def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: dict[int, TreeDef] | None = None) -> Any:
+    """The tree with this description and these leaves.
+
+    ``like`` has a treedef for some children of the root, which goes first because it knows custom types.
+
+    >>> build(describe(tree_structure((1, {"a": 2}))), ["x", "y"])
+    ('x', {'a': 'y'})
+    """
+    rest, values = iter(nodes), iter(leaves)
+    root = next(rest)
+    children = []
+    for index in range(arity(root)):
+        given = (like or {}).get(index)
+        child = _build(rest, values)
+        children.append(child if given is None else given.unflatten(_flat(child, given.num_leaves)))
+    return _container(root, children) if root[0] != "leaf" else next(values)
+
+
+def _flat(tree: Any, count: int) -> list[Any]:
+    # The leaves are gradients: arrays, and numpy arrays for float0.
+    leaves, _ = tree_flatten(tree)
+    assert len(leaves) == count
+    return leaves
+
+
+def _build(nodes: Iterator[Node], leaves: Iterator[Any]) -> Any:
+    """Build one subtree; iterative, so that a deep description cannot exhaust the stack."""
+    open_nodes: list[tuple[Node, list[Any]]] = []
+    while True:
+        node = next(nodes)
+        value = next(leaves) if node[0] == "leaf" else None
+        if node[0] != "leaf" and arity(node):
+            open_nodes.append((node, []))
+            continue
+        value = value if node[0] == "leaf" else _container(node, [])
+        while open_nodes:
+            parent, children = open_nodes[-1]
+            children.append(value)
+            if len(children) < arity(parent):
+                break
+            open_nodes.pop()
+            value = _container(parent, children)
+        else:
+            return value
+
+
+def arity(node: Node) -> int:
+    """The number of children of a node."""
+    if node[0] in ("leaf", "none"):
+        return 0
+    count: int = node[1] if isinstance(node[1], int) else len(node[1])
+    return count
+
+
+def _container(node: Node, children: list[Any]) -> Any:
+    match node[0]:
+        case "none":
+            return None
+        case "list":
+            return children
+        case "dict":
+            return dict(zip(map(_key_value, node[1]), children, strict=True))
+        case "OrderedDict":
+            return OrderedDict(zip(map(_key_value, node[1]), children, strict=True))
+        case "defaultdict":
+            return defaultdict(_FACTORIES.get(node[2]), zip(map(_key_value, node[1]), children, strict=True))
+    return tuple(children)
+
+
+def _key_value(key: list[Any]) -> Any:
+    return key[1].decode("utf-8", "surrogatepass") if key[0] == "surrogates" else key[1]
+
+
+def difference(recorded: Sequence[Node], given: Sequence[Node], *, root: str) -> str | None:
+    """The first place where two descriptions differ, in words, or None.
+
+    A tuple may stand for a node of a custom type with the same number of children.
+    """
+    paths = [root]
+    for one, other in zip(recorded, given, strict=False):
+        path = paths.pop()
+        if one != other and not _stands_for(one, other):
+            return f"{path} was {_said(one)} and is {_said(other)}"
+        paths.extend(reversed([path + part for part in _parts(one)]))
+    return None
+
+
+def _stands_for(recorded: Node, given: Node) -> bool:
+    return bool(recorded[0] == "custom" and given[0] == "tuple" and recorded[1] == given[1])
+
+
+def _parts(node: Node) -> list[str]:
+    if node[0] in ("dict", "OrderedDict", "defaultdict"):
+        return [f"[{_key_value(key)!r}]" for key in node[1]]
+    return [f"[{index}]" for index in range(arity(node))]
+
+
+def _said(node: Node) -> str:
+    match node[0]:
+        case "leaf":
+            return "a leaf"
+        case "none":
+            return "None"
+        case "custom":
+            return f"a {node[2]}" + (f" with {node[3]}" if node[3] else "")
+        case "tuple" | "list":
+            return f"a {node[0]} of {node[1]}"
+    return f"a {node[0]} with the keys {[_key_value(key) for key in node[1]]!r}"
+
+
+def argument_paths(in_tree: TreeDef) -> list[str]:
+    """The path of each argument leaf, such as ``args[0]['w']``.
+
+    Falls back to positions where a custom type refuses to hold placeholders.
+    """
+    numbers = list(range(in_tree.num_leaves))
+    try:
+        tree = in_tree.unflatten(numbers)
+        paths = tree_leaves_with_path(tree, is_leaf=lambda node: type(node) is int)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything here
+        paths = []
+    if [leaf for _, leaf in paths] != numbers:
+        tree = build(describe(in_tree), numbers)
+        paths = tree_leaves_with_path(tree)
+    return [f"args{keystr(path)}" for path, _ in paths]
+
+
+def mirrors(args_res: Any, in_tree: TreeDef) -> str | None:
+    """Where ``args_res`` does not have the tree of the arguments, in words, or None.
+
+    `jax.vjp` builds ``args_res`` out of tuples, lists and dicts; a user may put the original objects there.
+    A plain dict in place of an OrderedDict would swap values without an error.
+    """
+    given = tree_structure(tuple(args_res), is_leaf=is_sentinel)
+    pending = [(in_tree, given, "args")]
+    while pending:
+        one, other, path = pending.pop()
+        node, other_node = _node(one), _node(other)
+        if node != other_node and not (other_node[0] == "tuple" and arity(node) == other_node[1]):
+            return f"{path} was {_said(node)} and is {_said(other_node)}"
+        inner = [path + part for part in _parts(node)]
+        pending.extend(zip(children_of(one), children_of(other), inner, strict=True))
+    return None
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of a tree in which sentinels are leaves too."""
+    return jax.tree_util.tree_leaves(tree, is_leaf=is_sentinel)

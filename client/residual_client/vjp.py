@@ -1,0 +1,204 @@
+"""A VJP object taken apart and put together: residuals, arguments, and what must be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten, tree_leaves_with_path
+
+from residual_client.jax_compat import (
+    Linearized,
+    NotNeeded,
+    TreeDef,
+    is_ref,
+    is_sentinel,
+    is_vjp,
+    linearized,
+    with_weak_type,
+)
+from residual_client.transfer import Residual, abstract, is_key
+from residual_client.trees import argument_paths, describe, difference, leaves_of, mirrors
+from residual_store.bundle import digest_of
+from residual_store.dtypes import FLOAT0
+from residual_store.errors import ArgumentMismatch
+from residual_store.manifest import Argument, State
+
+__all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "residuals_of", "shortened"]
+
+
+def check_vjp(vjp: Any) -> Linearized:
+    """What the VJP object knows of its function; raises TypeError or `ArgumentMismatch` if it is no sound VJP."""
+    if not is_vjp(vjp):
+        raise TypeError(
+            f"offload takes the VJP object that jax.vjp returns, and this is a {type(vjp).__name__}"
+        )
+    if text := mirrors(vjp.args_res, vjp.in_tree):
+        raise ArgumentMismatch(
+            f"args_res no longer has the tree of the arguments: {text}; "
+            "assign values with the container types of the original call"
+        )
+    return linearized(vjp)
+
+
+def residuals_of(vjp: Any, *, longest_path: int) -> list[Residual]:
+    """The leaves of a VJP object in its own order, each with its channel and path."""
+    paths = argument_paths(vjp.in_tree)
+    found = [
+        Residual(channel="args_res", path=shortened(path, longest_path), value=value)
+        for path, value in zip(paths, leaves_of(vjp.args_res), strict=True)
+        if not is_sentinel(value)
+    ]
+    for channel in ("opaque_residuals", "structured_residuals"):
+        for path, value in tree_leaves_with_path(getattr(vjp, channel)):
+            found.append(
+                Residual(channel=channel, path=shortened(channel + keystr(path), longest_path), value=value)
+            )
+    return found
+
+
+def arguments_of(vjp: Any, known: Linearized, *, longest_path: int) -> tuple[Argument, ...]:
+    """State and abstract value of each argument leaf.
+
+    JAX records the abstract value of an argument that the backward reads; for the others, that of its gradient stands.
+    """
+    arguments = []
+    for index, (path, value) in enumerate(
+        zip(argument_paths(vjp.in_tree), leaves_of(vjp.args_res), strict=True)
+    ):
+        state: State = "saved"
+        aval = abstract(known.saved.get(index, known.tangents[index]))
+        if is_sentinel(value):
+            state = "not_needed" if isinstance(value, NotNeeded) else "not_saveable"
+        elif index not in known.saved:
+            aval = abstract(value)
+        path = shortened(path, longest_path)
+        arguments.append(Argument(path=path, state=state, needed=index in known.saved, aval=aval))
+    return tuple(arguments)
+
+
+def shortened(path: str, longest: int) -> str:
+    """A path that fits into a manifest; the middle of a longer one is left out."""
+    if len(path) <= longest:
+        return path
+    half = (longest - 3) // 2
+    return f"{path[:half]}...{path[-half:]}"
+
+
+def check_arguments(
+    args: Sequence[Any] | None, arguments: Sequence[Argument], in_tree: Sequence[list[Any]]
+) -> dict[int, Any]:
+    """The values in ``args`` by flat position, checked against what was recorded.
+
+    ``args`` has one entry for each positional argument, None for one that needs nothing.
+    Raises `ArgumentMismatch`, which names the leaf: another tree type, count, shape, dtype or content.
+    """
+    if args is None:
+        return {}
+    if not isinstance(args, tuple | list):
+        raise ArgumentMismatch(
+            f"args is a {type(args).__name__}; pass a tuple with one entry per positional argument"
+        )
+    count = in_tree[0][1]
+    if len(args) != count:
+        raise ArgumentMismatch(
+            f"args has {len(args)} entries and the function was called with {count} arguments"
+        )
+    values: dict[int, Any] = {}
+    position = 0
+    for index, nodes in enumerate(_split(in_tree)):
+        leaves = sum(node[0] == "leaf" for node in nodes)
+        if args[index] is not None:
+            given = _checked_tree(args[index], nodes, f"args[{index}]")
+            values |= {position + offset: value for offset, value in enumerate(given)}
+        position += leaves
+    return {index: _checked_leaf(value, arguments[index]) for index, value in values.items()}
+
+
+def _split(in_tree: Sequence[list[Any]]) -> list[list[list[Any]]]:
+    """The nodes of each argument out of the nodes of all."""
+    parts: list[list[list[Any]]] = []
+    missing = 0
+    for node in in_tree[1:]:
+        if not missing:
+            parts.append([])
+            missing = 1
+        parts[-1].append(node)
+        missing += (
+            0 if node[0] in ("leaf", "none") else node[1] if isinstance(node[1], int) else len(node[1])
+        ) - 1
+    return parts
+
+
+def _checked_tree(arg: Any, nodes: list[list[Any]], path: str) -> list[Any]:
+    leaves, treedef = tree_flatten(arg)
+    if text := difference(nodes, describe(treedef), root=path):
+        raise ArgumentMismatch(
+            f"the tree differs from that of the forward call: {text}; "
+            "values are matched by position, so the container types must be the same"
+        )
+    return leaves
+
+
+def _checked_leaf(value: Any, argument: Argument) -> Any:
+    if is_ref(value):
+        return value
+    array = value if isinstance(value, jax.Array) else _canonical(value, argument)
+    given, wanted = abstract(array), argument.aval
+    if wanted is None:
+        return array
+    if given.shape != wanted.shape or wanted.dtype not in (given.dtype, FLOAT0):
+        raise ArgumentMismatch(
+            f"{argument.path} was {wanted} at the forward call and is {given}; pass the value of the forward call",
+            leaf=argument.path,
+        )
+    if argument.digest is not None and argument.digest != argument_digest(array):
+        raise ArgumentMismatch(
+            f"{argument.path} has other values than at the forward call, so the gradient would be wrong; "
+            "pass the values of the forward call, such as the weights before the update",
+            leaf=argument.path,
+        )
+    if argument.state == "not_saveable" and given.weak_type != wanted.weak_type:
+        return with_weak_type(array, wanted.weak_type)
+    return array
+
+
+def _canonical(value: Any, argument: Argument) -> Any:
+    """What `jax.vjp` would have made of this value."""
+    if isinstance(value, np.ndarray) and value.dtype == jax.dtypes.float0:
+        return value
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentMismatch(
+            f"{argument.path} is a {type(value).__name__}: {error}", leaf=argument.path
+        ) from error
+
+
+def argument_digest(value: Any) -> bytes:
+    """The xxh3-128 of an argument's bytes in C order."""
+    host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    return digest_of(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+
+
+def fill(vjp: Any, values: dict[int, Any], arguments: Sequence[Argument], *, complete: bool) -> Any:
+    """The VJP object with its not-saveable arguments put back from ``values``; saved ones stay as they are.
+
+    With ``complete``, raises `ArgumentMismatch` naming the first argument that is still missing.
+    """
+    tree: TreeDef
+    leaves, tree = tree_flatten(vjp.args_res, is_leaf=is_sentinel)
+    for index, argument in enumerate(arguments):
+        if argument.state != "not_saveable" or not is_sentinel(leaves[index]):
+            continue
+        if index in values:
+            leaves[index] = values[index]
+        elif complete and argument.needed:
+            raise ArgumentMismatch(
+                f"{argument.path} was marked not saveable, so its value is not in the bundle; pass it in args",
+                leaf=argument.path,
+            )
+    return vjp.replace(args_res=list(tree.unflatten(leaves)))
