@@ -1,0 +1,75 @@
+"""Real servers in processes of their own, for tests that cross a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Server", "running_server", "start_server"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running `residual-store serve`."""
+
+    url: str
+    root: Path | None
+    process: subprocess.Popen[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self, number: int = signal.SIGTERM, *, seconds: float = 30) -> int:
+        """Send a signal and wait for the end; returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+
+def start_server(
+    *,
+    root: Path | None = None,
+    uds: Path | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Server:
+    """Start `residual-store serve` on a free port or a unix socket and wait until it says that it listens."""
+    command = [sys.executable, "-m", "residual_store.cli", "serve", "--port", "0", *options]
+    command += ["--root", str(root)] if root is not None else []
+    command += ["--uds", str(uds)] if uds is not None else []
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if " listens on " not in line:
+        process.kill()
+        raise RuntimeError(f"the server did not start: {line!r}")
+    return Server(url=line.split(" listens on ")[1].strip(), root=root, process=process)
+
+
+@contextlib.contextmanager
+def running_server(
+    *,
+    root: Path | None = None,
+    uds: Path | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server that is stopped at the end, whatever happens."""
+    server = start_server(root=root, uds=uds, options=options, environment=environment)
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            server.stop()
+        server.process.kill()
+        server.process.wait()
+        if server.process.stdout is not None:
+            server.process.stdout.close()
