@@ -1,29 +1,40 @@
-"""Answers: turning the body of a server's answer into a bundle, a leaf or a program, its digest checked."""
+"""Answers: turning the body of a server's answer into a bundle, a leaf, a program or an error; digests are checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from residual_store.bundle import Bundle, digest_of
 from residual_store.dtypes import dtype_of
-from residual_store.errors import DataLoss, Unreachable
+from residual_store.errors import DataLoss, InternalError, InvalidOption, ResidualStoreError, Unreachable
 from residual_store.frame import FrameReader, aligned_empty
+from residual_store.problem import error_from_problem
 from residual_store.settings import Settings
 
-__all__ = ["Answer", "read_frame", "read_leaf", "read_nothing", "read_program"]
+__all__ = ["Answer", "read_as", "read_frame", "read_leaf", "read_nothing", "read_program", "refusal_of"]
+
+
+class Headers(Protocol):
+    """Header fields by name."""
+
+    def __getitem__(self, name: str, /) -> str: ...
 
 
 class Answer(Protocol):
     """What an HTTP library gives: headers, the length of the body if known, and the body as it comes."""
 
     length: int | None
+    status: int
+    reason: str
 
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def headers(self) -> Headers: ...
 
     def read(self) -> bytes: ...
 
@@ -60,6 +71,37 @@ def read_program(answer: Answer) -> bytes:
     return program
 
 
+def read_as[T](kind: Callable[..., T], content: Mapping[str, Any]) -> T:
+    """A dataclass out of a JSON object; what a newer server says beyond that is left out.
+
+    Raises `InternalError` if something is missing, as with a server of another release.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    try:
+        return kind(**{name: value for name, value in content.items() if name in names})
+    except TypeError as error:
+        raise InternalError(
+            f"the server's answer is not understood; does it have another release? {error}"
+        ) from error
+
+
 def read_nothing(answer: Answer | None) -> None:
     if answer is not None:
         answer.read()
+
+
+def refusal_of(url: str, answer: Answer) -> ResidualStoreError:
+    """The error that an answer with a status of 300 or more stands for."""
+    if answer.status < 400:
+        return InvalidOption(
+            f"{url} answers with a redirect, which is not followed; use the URL that it leads to"
+        )
+    text = answer.read()
+    try:
+        problem = json.loads(text)
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        code = {401: "unauthorized", 404: "not-found", 503: "stopping"}.get(answer.status)
+        problem = {"code": code, "detail": f"{url} answered {answer.status} {answer.reason}"}
+    return error_from_problem(problem, answer.status)

@@ -46,9 +46,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-__all__ = ["ERRORS", "ResidualStoreError", "error_from_problem"]
+__all__ = ["ERRORS", "Field", "ResidualStoreError"]
 
-type ProblemValue = str | int | float | bool | None
+type Field = str | int | float | bool | None
 
 
 class ResidualStoreError(Exception):
@@ -57,31 +57,20 @@ class ResidualStoreError(Exception):
     The text says what was refused, where, why and what to do next.
     ``fields`` holds the machine-readable rest, such as ``key``, ``leaf``, ``needed_bytes`` or ``retry_after``.
 
-    >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").as_problem()["code"]
-    'not-found'
+    >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").fields["key"]
+    'exp1/step-1'
     """
 
     code: ClassVar[str] = "error"
     status: ClassVar[int | None] = None
 
-    def __init__(self, detail: str, /, **fields: ProblemValue) -> None:
+    def __init__(self, detail: str, /, **fields: Field) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.fields: Mapping[str, ProblemValue] = fields
+        self.fields: Mapping[str, Field] = fields
 
     def __str__(self) -> str:
         return self.detail
-
-    def as_problem(self) -> dict[str, ProblemValue]:
-        """The body of an ``application/problem+json`` answer."""
-        return {
-            **self.fields,
-            "type": f"urn:residual-store:error:{self.code}",
-            "title": type(self).__name__,
-            "status": self.status or 500,
-            "code": self.code,
-            "detail": self.detail,
-        }
 
 
 class RequestRefused(ResidualStoreError):
@@ -292,22 +281,3 @@ def _with_code(root: type[ResidualStoreError]) -> dict[str, type[ResidualStoreEr
 
 ERRORS: Mapping[str, type[ResidualStoreError]] = _with_code(ResidualStoreError)
 """Code -> class; ``ERRORS[code].status`` is the HTTP status, or None for an error that never crosses HTTP."""
-
-
-def error_from_problem(problem: Mapping[str, object], status: int) -> ResidualStoreError:
-    """The exception that a problem+json body stands for; an unknown code becomes `InternalError`.
-
-    >>> type(error_from_problem({"code": "busy", "detail": "later", "retry_after": 1}, 429)).__name__
-    'Busy'
-    """
-    kind = ERRORS.get(str(problem.get("code")), InternalError)
-    detail = problem.get("detail")
-    known = {"type", "title", "status", "code", "detail"}
-    fields: dict[str, ProblemValue] = {
-        name: value
-        for name, value in problem.items()
-        if name not in known and (value is None or isinstance(value, str | int | float | bool))
-    }
-    if kind is InternalError:
-        fields.setdefault("http_status", status)
-    return kind(detail if isinstance(detail, str) else f"the server answered {status}", **fields)

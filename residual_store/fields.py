@@ -6,6 +6,7 @@ What no reader asked for is refused at the end, so a misspelt or smuggled field 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -93,7 +94,7 @@ class Fields:
 
     def number(self, name: str) -> float:
         value: float = self._take(name, float, wanted="a finite float")
-        if not -1e300 < value < 1e300:
+        if not math.isfinite(value):
             raise self._refuse(name, value, "a finite float")
         return value
 
@@ -186,7 +187,7 @@ class Fields:
             short = (
                 type(key) is str and len(key) <= longest and (type(value) is not str or len(value) <= longest)
             )
-            if type(value) not in kinds or not short or value != value:
+            if type(value) not in kinds or not short or (type(value) is float and not math.isfinite(value)):
                 raise self._refuse(f"{name}[{ascii(key)[:40]}]", value, wanted)
         if len(content) > most:
             raise self._refuse(name, content, wanted)

@@ -17,13 +17,12 @@ import urllib.parse
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.answers import read_frame, read_leaf, read_nothing, read_program
+from residual_store.answers import read_as, read_frame, read_leaf, read_nothing, read_program, refusal_of
 from residual_store.bundle import Bundle, digest_of
 from residual_store.errors import (
     Busy,
@@ -31,7 +30,6 @@ from residual_store.errors import (
     NotFound,
     Stopping,
     Unreachable,
-    error_from_problem,
 )
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.key import check_key
@@ -74,9 +72,7 @@ class HttpStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The Store protocol
@@ -96,7 +92,7 @@ class HttpStore:
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
         answer = self._json("PUT", self._bundle(key), query=query, body=body)
         answer["seconds"]["request"] = time.perf_counter() - started
-        return Receipt(**answer)
+        return read_as(Receipt, answer)
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
         wait = min(wait, self.settings.max_wait_seconds)
@@ -111,12 +107,12 @@ class HttpStore:
         return self._exchange("GET", f"{self._bundle(key)}/manifest", read, accept="application/msgpack")
 
     def stat(self, key: str) -> Stat:
-        read = lambda answer: Stat(**json.loads(answer.headers["Residual-Stat"]))  # noqa: E731
+        read = lambda answer: read_as(Stat, json.loads(answer.headers["Residual-Stat"]))  # noqa: E731
         return self._exchange("HEAD", self._bundle(key), read)
 
     def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
         answer = self._json("GET", "/v1/bundles", query={"prefix": prefix, "after": after, "limit": limit})
-        return Page(entries=tuple(Stat(**entry) for entry in answer["entries"]), next=answer["next"])
+        return Page(entries=tuple(read_as(Stat, entry) for entry in answer["entries"]), next=answer["next"])
 
     def delete(self, key: str) -> None:
         self._exchange("DELETE", self._bundle(key), read_nothing)
@@ -125,22 +121,24 @@ class HttpStore:
         return int(self._json("DELETE", "/v1/bundles", query={"prefix": prefix})["deleted"])
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
-        return Stat(**self._json("POST", f"{self._bundle(key)}/touch", query={"ttl": ttl}))
+        return read_as(Stat, self._json("POST", f"{self._bundle(key)}/touch", query={"ttl": ttl}))
 
     def prefetch(self, key: str) -> Stat:
-        return Stat(**self._json("POST", f"{self._bundle(key)}/prefetch"))
+        return read_as(Stat, self._json("POST", f"{self._bundle(key)}/prefetch"))
 
     def usage(self) -> Usage:
         answer = self._json("GET", "/v1/usage")
-        return Usage(**answer | {"runs": tuple(RunUsage(**run) for run in answer["runs"])})
+        runs = tuple(read_as(RunUsage, run) for run in answer["runs"])
+        return read_as(Usage, answer | {"runs": runs})
 
     def put_program(self, fingerprint: str, program: bytes) -> None:
-        body = _Body(len(program), lambda: [memoryview(program)])
-        path = f"/v1/programs/{_quoted(fingerprint)}"
-        self._exchange("PUT", path, read_nothing, body=body, digest=digest_of(program).hex())
+        body, digest = _Body(len(program), lambda: [memoryview(program)]), digest_of(program).hex()
+        self._exchange(
+            "PUT", f"/v1/programs/{urllib.parse.quote(fingerprint)}", read_nothing, body=body, digest=digest
+        )
 
     def get_program(self, fingerprint: str) -> bytes:
-        return self._exchange("GET", f"/v1/programs/{_quoted(fingerprint)}", read_program)
+        return self._exchange("GET", f"/v1/programs/{urllib.parse.quote(fingerprint)}", read_program)
 
     # One exchange
 
@@ -201,7 +199,7 @@ class HttpStore:
             _send(connection, method, target, headers, body, connection.timeout)
             answer = connection.getresponse()
             if answer.status >= 300:
-                raise _refusal(self.url, answer)
+                raise refusal_of(self.url, answer)
             result = read(answer)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -236,7 +234,11 @@ def _send(
     for name, value in headers.items():
         if value:
             connection.putheader(name, value)
-    asks = body is not None and body.nbytes > _ASK_FIRST_BYTES and isinstance(connection, _Plain)
+    asks = (
+        body is not None
+        and body.nbytes > _ASK_FIRST_BYTES
+        and not isinstance(connection, http.client.HTTPSConnection)
+    )
     if body is not None:
         connection.putheader("Content-Type", MEDIA_TYPE)
         connection.putheader("Content-Length", str(body.nbytes))
@@ -260,30 +262,7 @@ def _may_send(sock: socket.socket) -> bool:
     return True
 
 
-def _refusal(url: str, answer: http.client.HTTPResponse) -> Exception:
-    if answer.status < 400:
-        return InvalidOption(
-            f"{url} answers with a redirect, which is not followed; use the URL that it leads to"
-        )
-    text = answer.read(1 << 20)
-    try:
-        problem = json.loads(text)
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
-        code = {401: "unauthorized", 404: "not-found", 503: "stopping"}.get(answer.status)
-        problem = {"code": code, "detail": f"{url} answered {answer.status} {answer.reason}"}
-    return error_from_problem(problem, answer.status)
-
-
-# Connections
-
-
-class _Plain(http.client.HTTPConnection):
-    """A connection over TCP."""
-
-
-class _Unix(_Plain):
+class _UnixConnection(http.client.HTTPConnection):
     """A connection over a unix socket."""
 
     def __init__(self, path: str, *, timeout: float) -> None:
@@ -305,13 +284,9 @@ def _endpoint(url: str, settings: Settings) -> tuple[Callable[[], http.client.HT
     wait, host = settings.connect_seconds, parts.hostname or ""
     if parts.scheme == "unix":
         path = urllib.parse.unquote(parts.netloc + parts.path)
-        return (lambda: _Unix(path, timeout=wait)), ""
+        return (lambda: _UnixConnection(path, timeout=wait)), ""
     base = parts.path.rstrip("/")
     if parts.scheme == "https":
         context = ssl.create_default_context()
         return (lambda: http.client.HTTPSConnection(host, parts.port, timeout=wait, context=context)), base
-    return (lambda: _Plain(host, parts.port, timeout=wait)), base
-
-
-def _quoted(text: str) -> str:
-    return urllib.parse.quote(text, safe="")
+    return (lambda: http.client.HTTPConnection(host, parts.port, timeout=wait)), base

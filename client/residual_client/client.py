@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from jax.tree_util import tree_leaves, tree_structure
@@ -23,6 +22,7 @@ from residual_client.transfer import placement_of
 from residual_client.vjp import check_vjp
 from residual_store.bundle import Bundle
 from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable
+from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
 from residual_store.settings import Settings
 from residual_store.stat import digest_of_manifest
@@ -76,9 +76,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Offload
@@ -200,11 +198,11 @@ class Client:
         bundle = self.store.get(key, wait=wait)
         check_widths(bundle.manifest, key)
         call = self._call(key, bundle.manifest)
-        on_device = replace(
+        movable = replace(
             bundle,
-            manifest=replace(bundle.manifest, leaves=tuple(map(_in_device_memory, bundle.manifest.leaves))),
+            manifest=replace(bundle.manifest, leaves=tuple(map(_anywhere, bundle.manifest.leaves))),
         )
-        return Backward(key, bundle.manifest, place_leaves(on_device, None, live=()), call)
+        return Backward(key, bundle.manifest, place_leaves(movable, None, live=()), call)
 
     def _call(self, key: str, manifest: Manifest) -> Call:
         fingerprint = manifest.fingerprint
@@ -221,6 +219,6 @@ class Client:
         return self._calls[fingerprint]
 
 
-def _in_device_memory(leaf: Any) -> Any:
-    # A program is lowered for device memory, whatever memory a leaf was in.
-    return replace(leaf, memory_kind=None)
+def _anywhere(leaf: Leaf) -> Leaf:
+    """A program is lowered for device memory and for no device in particular, so a leaf need not be where it was."""
+    return replace(leaf, memory_kind=None, committed=False)

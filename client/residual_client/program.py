@@ -21,7 +21,7 @@ from jax.tree_util import tree_leaves, tree_structure
 from residual_client.callbacks import Unfollowable, digest_callbacks
 from residual_client.jax_compat import Linearized, TreeDef, host_callbacks, operation_text, without_locations
 from residual_client.transfer import Residual, abstract, leaf_of
-from residual_client.trees import describe
+from residual_client.trees import describe, difference
 from residual_client.vjp import arguments_of, fill, residuals_of
 from residual_store.leaf import Aval, Leaf
 from residual_store.manifest import Argument, Manifest
@@ -55,6 +55,12 @@ class Signature:
         """The first thing in which ``other`` differs, in words, or None."""
         if self.jax_version != other.jax_version:
             return f"the bundle was made with jax {self.jax_version} and this is jax {other.jax_version}"
+        for root, one_tree, other_tree in (
+            ("args", self.in_tree, other.in_tree),
+            ("output", self.out_tree, other.out_tree),
+        ):
+            if text := difference(json.loads(one_tree), json.loads(other_tree), root=root):
+                return text
         for what in ("in_tree", "out_tree", "arguments", "leaves", "cotangents"):
             one, another = getattr(self, what), getattr(other, what)
             if one != another:

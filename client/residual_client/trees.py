@@ -198,7 +198,8 @@ def _said(node: Node) -> str:
             return f"a {node[2]}" + (f" with {node[3]}" if node[3] else "")
         case "tuple" | "list":
             return f"a {node[0]} of {node[1]}"
-    return f"a {node[0]} with the keys {[_key_value(key) for key in node[1]]!r}"
+    article = "an" if node[0] == "OrderedDict" else "a"
+    return f"{article} {node[0]} with the keys {[_key_value(key) for key in node[1]]!r}"
 
 
 def argument_paths(in_tree: TreeDef) -> list[str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -15,13 +13,14 @@ import numpy.typing as npt
 from residual_store.bundle import Bundle, Payload
 from residual_store.encoding import decode
 from residual_store.engine.arrivals import Arrivals
+from residual_store.engine.catalog import Catalog
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
-from residual_store.engine.index import Index
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
+from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl
 from residual_store.errors import AlreadyExists, DataLoss, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
 from residual_store.manifest import Manifest
@@ -58,6 +57,7 @@ class LocalStore:
         self._clock = clock
         self._writing = KeyLocks()
         self._memory = HostMemory(settings, host=self._host, durable=durable, writing=self._writing)
+        self._catalog = Catalog(self._host, durable, clock=clock)
         self._expired = 0
 
     @classmethod
@@ -68,12 +68,12 @@ class LocalStore:
     @classmethod
     def at(cls, url: str, *, settings: Settings, clock: Callable[[], float] = time.time) -> Self:
         """A store with a durable tier at a tensorstore URL, such as ``file:///path``."""
-        return cls(
-            url,
-            settings=settings,
-            durable=DurableTier(Root(url), settings=settings, clock=clock),
-            clock=clock,
-        )
+        durable = DurableTier(Root(url), settings=settings, clock=clock)
+        return cls(url, settings=settings, durable=durable, clock=clock)
+
+    def durability(self, wanted: str | None) -> Durability:
+        """The durability that a put will have; raises `InvalidOption` for one that this store cannot promise."""
+        return check_durability(wanted, has_durable_tier=self.has_durable_tier)
 
     @property
     def has_durable_tier(self) -> bool:
@@ -93,9 +93,7 @@ class LocalStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Putting
@@ -105,7 +103,8 @@ class LocalStore:
 
         Raises `AlreadyExists`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
         """
-        self._check_put(key, manifest)
+        check_key(key, self.settings)
+        check_size(key, manifest, self.settings)
         self._existing(key, stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
         return self._memory.allocate(manifest.nbytes)
 
@@ -119,9 +118,10 @@ class LocalStore:
         if_exists: IfExists = "error",
     ) -> Receipt:
         started = time.perf_counter()
-        self._check_put(key, bundle.manifest)
-        self._check_ttl(ttl)
-        durability = self.check_durability(durability)
+        check_key(key, self.settings)
+        check_size(key, bundle.manifest, self.settings)
+        check_ttl(ttl, self.settings)
+        durability = self.durability(durability)
         if durability == "host" and not bundle.owned:
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         with self._writing.of(key):
@@ -147,42 +147,13 @@ class LocalStore:
         self._host.remove(stat.key)
         return stat
 
-    def check_durability(self, wanted: str | None) -> Durability:
-        """The durability that a put will have; raises `InvalidOption` for one that this store cannot promise."""
-        if wanted == "disk" and self._durable is None:
-            raise InvalidOption(
-                f"{self.url} keeps bundles in memory only, so durability=disk cannot be promised; "
-                "ask for durability=host, or give the store a root",
-                option="durability",
-            )
-        match wanted:
-            case None:
-                return "host" if self._durable is None else "disk"
-            case "host" | "disk":
-                return wanted
-        raise InvalidOption(f"durability is {wanted!r}; it must be host or disk", option="durability")
-
-    def _check_put(self, key: str, manifest: Manifest) -> None:
-        check_key(key, self.settings)
-        if manifest.nbytes > self.settings.max_bundle_bytes:
-            raise TooLarge(
-                f"{key!r} has {manifest.nbytes} bytes; max_bundle_bytes is {self.settings.max_bundle_bytes}"
-            )
-
-    def _check_ttl(self, ttl: float | None) -> None:
-        if ttl is not None and not 0 < ttl <= self.settings.max_ttl_seconds:
-            raise InvalidOption(
-                f"ttl is {ttl}; a lease has more than 0 and at most {self.settings.max_ttl_seconds:.0f} seconds",
-                option="ttl",
-            )
-
     def _existing(self, key: str, new: Stat, if_exists: IfExists) -> Stat | None:
         """The bundle that makes this put unnecessary, if there is one; raises `AlreadyExists`."""
         if if_exists not in ("error", "same", "replace"):
             raise InvalidOption(
                 f"if_exists is {if_exists!r}; it must be error, same or replace", option="if_exists"
             )
-        found = self._find(key)
+        found = self._catalog.find(key)
         if found is None or found.digest == new.digest:
             return found
         if if_exists == "same" and found.content == new.content:
@@ -196,16 +167,8 @@ class LocalStore:
 
     # Getting
 
-    def _find(self, key: str) -> Stat | None:
-        entry = self._host.index.get(key)
-        if entry is None and self._durable is not None:
-            entry = self._durable.find(key)
-        if entry is None or (entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()):
-            return None
-        return self._host.as_copy(entry.stat)
-
     def stat(self, key: str) -> Stat:
-        found = self._find(check_key(key, self.settings))
+        found = self._catalog.find(check_key(key, self.settings))
         if found is None:
             raise NotFound(f"there is no bundle {key!r}", key=key)
         return found
@@ -268,24 +231,10 @@ class LocalStore:
 
     # Listing, leases and deletion
 
-    def _indexes(self) -> list[Index]:
-        return [self._host.index] + ([self._durable.index] if self._durable is not None else [])
-
     def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
         check_prefix(prefix, self.settings)
-        if not 1 <= limit <= self.settings.page_entries:
-            raise InvalidOption(
-                f"limit is {limit}; a page has 1 to {self.settings.page_entries} entries", option="limit"
-            )
-        now = self._clock()
-        found: dict[str, Stat] = {}
-        for index in reversed(self._indexes()):
-            found |= {
-                stat.key: stat for stat in index.page(prefix=prefix, after=after, limit=limit + 1, now=now)
-            }
-        keys = heapq.nsmallest(limit + 1, found)
-        entries = tuple(self._host.as_copy(found[key]) for key in keys[:limit])
-        return Page(entries=entries, next=entries[-1].key if len(keys) > limit else None)
+        check_limit(limit, self.settings)
+        return self._catalog.page(prefix=prefix, after=after, limit=limit)
 
     def delete(self, key: str) -> None:
         self.stat(key)
@@ -310,29 +259,26 @@ class LocalStore:
                 self._durable.remove(key)
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
-        self._check_ttl(ttl)
+        check_ttl(ttl, self.settings)
         with self._writing.of(key):
             self.stat(key)
-            expires_at = None if ttl is None else self._clock() + ttl
-            for index in self._indexes():
-                index.lease(key, expires_at)
+            self._catalog.lease(key, ttl)
         return self.stat(key)
 
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""
         count = 0
-        for index in self._indexes():
-            for key in index.expired(self._clock()):
-                with self._writing.of(key):
-                    if self._find(key) is None:
-                        self._remove(key)
-                        count += 1
+        for key in self._catalog.expired():
+            with self._writing.of(key):
+                if self._catalog.find(key) is None:
+                    self._remove(key)
+                    count += 1
         self._expired += count
         return count
 
     def usage(self) -> Usage:
         return Usage(
-            runs=tuple(run for index in self._indexes() for run in index.usage()),
+            runs=self._catalog.usage(),
             host_held_bytes=self._memory.held,
             host_total_bytes=self._memory.total,
             expired=self._expired,

@@ -19,6 +19,7 @@ from residual_store.errors import (
     NotFound,
     ResidualStoreError,
 )
+from residual_store.problem import MEDIA_TYPE, problem_of
 
 __all__ = ["PROBLEM", "install"]
 
@@ -28,7 +29,7 @@ PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "Refused or failed; `code` is one of the error table.",
         "content": {
-            "application/problem+json": {
+            MEDIA_TYPE: {
                 "schema": {
                     "type": "object",
                     "required": ["type", "title", "status", "code", "detail"],
@@ -66,10 +67,10 @@ def _answer(error: ResidualStoreError, headers: dict[str, str] | None = None) ->
         # The rest of the body is not worth waiting for.
         headers["Connection"] = "close"
     return JSONResponse(
-        error.as_problem(),
+        problem_of(error),
         status_code=error.status or 500,
         headers=headers,
-        media_type="application/problem+json",
+        media_type=MEDIA_TYPE,
     )
 
 

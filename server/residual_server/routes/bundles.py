@@ -49,7 +49,7 @@ def router(service: Service) -> APIRouter:
     ) -> Receipt:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already."""
         service.check_key(request, key, "write")
-        store.check_durability(durability)
+        store.durability(durability)
         bundle = await receive_bundle(request, store, key, if_exists)
         receipt = await service.call(
             lambda: store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)

@@ -1,0 +1,60 @@
+"""The catalog: which bundles there are, over both tiers, and how long they stay."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from residual_store.engine.durable import DurableTier
+from residual_store.engine.host import HostTier
+from residual_store.engine.index import Index
+from residual_store.store import Page, RunUsage, Stat
+
+__all__ = ["Catalog"]
+
+
+class Catalog:
+    """The indexes of both tiers as one; a bundle whose lease has ended is not in it any more."""
+
+    def __init__(self, host: HostTier, durable: DurableTier | None, *, clock: Callable[[], float]) -> None:
+        self._host = host
+        self._durable = durable
+        self._clock = clock
+
+    @property
+    def _indexes(self) -> list[Index]:
+        return [self._host.index] + ([self._durable.index] if self._durable is not None else [])
+
+    def find(self, key: str) -> Stat | None:
+        """The living bundle with this key."""
+        entry = self._host.index.get(key)
+        if entry is None and self._durable is not None:
+            entry = self._durable.find(key)
+        if entry is None or (entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()):
+            return None
+        return self._host.as_copy(entry.stat)
+
+    def page(self, *, prefix: str, after: str, limit: int) -> Page:
+        """One page of living bundles in key order."""
+        now = self._clock()
+        found: dict[str, Stat] = {}
+        for index in reversed(self._indexes):
+            found |= {
+                stat.key: stat for stat in index.page(prefix=prefix, after=after, limit=limit + 1, now=now)
+            }
+        keys = heapq.nsmallest(limit + 1, found)
+        entries = tuple(self._host.as_copy(found[key]) for key in keys[:limit])
+        return Page(entries=entries, next=entries[-1].key if len(keys) > limit else None)
+
+    def lease(self, key: str, ttl: float | None) -> None:
+        """Let a bundle live for ``ttl`` seconds from now, or without end."""
+        for index in self._indexes:
+            index.lease(key, None if ttl is None else self._clock() + ttl)
+
+    def expired(self) -> list[str]:
+        """Keys whose lease has ended."""
+        return [key for index in self._indexes for key in index.expired(self._clock())]
+
+    def usage(self) -> tuple[RunUsage, ...]:
+        """Bundles and bytes by run and tier."""
+        return tuple(run for index in self._indexes for run in index.usage())
