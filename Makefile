@@ -23,10 +23,13 @@ test: setup
 	$(BIN)/python -m pytest
 
 # The same tests against the lowest versions that pyproject.toml allows.
-test-lowest: $(UV)
-	UV_PROJECT_ENVIRONMENT=.venv-lowest $(UV) sync --quiet --all-extras --resolution lowest-direct --no-install-project
-	UV_PROJECT_ENVIRONMENT=.venv-lowest $(UV) pip install --quiet --python .venv-lowest --no-deps --editable .
+test-lowest: .venv-lowest/.ready
 	.venv-lowest/bin/python -m pytest
+
+.venv-lowest/.ready: $(UV) pyproject.toml
+	$(UV) venv --quiet --clear .venv-lowest
+	$(UV) pip install --quiet --python .venv-lowest --resolution lowest-direct --editable '.[client,server]' --group dev
+	touch $@
 
 check: setup
 	$(BIN)/ruff format --check

@@ -11,8 +11,7 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
-from residual_client.jax_compat import operation_text
-from residual_client.program import Lowered, bundle_signature, fingerprint_of
+from residual_client.program import bundle_signature, fingerprint_of, lowered_of
 from residual_client.transfer import abstract, check_precision
 from residual_client.trees import build, describe, difference
 from residual_client.vjp import check_arguments
@@ -117,13 +116,13 @@ def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
     """
     try:
         exported = export.deserialize(bytearray(program))
-        text = operation_text(exported)
+        lowered = lowered_of(program)
     except Exception as error:
         raise DataLoss(f"the program of {key!r} cannot be read: {type(error).__name__}: {error}") from error
     signature = bundle_signature(manifest)
     if (
         signature.jax_version == jax.__version__
-        and fingerprint_of(signature, Lowered(text=text)) != manifest.fingerprint
+        and fingerprint_of(signature, lowered) != manifest.fingerprint
     ):
         raise ProgramMismatch(
             f"the program stored for {key!r} is not the one that its fingerprint names; it was not run"

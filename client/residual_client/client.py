@@ -114,6 +114,7 @@ class Client:
         bundle = bundle_of(vjp, known, program, settings=self.store.settings, args=args, user=user)
         if program is not None:
             self._programs.store(program)
+        scratch = key is None
         if key is None:
             key = f"{self._scratch_run}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", ttl or self.store.settings.scratch_ttl_seconds
@@ -122,10 +123,11 @@ class Client:
             key=key,
             digest=digest_of_manifest(bundle.manifest),
             fingerprint=bundle.manifest.fingerprint,
+            scratch=scratch,
             receipt=receipt,
             local=Local(tree_structure(vjp), [placement_of(leaf) for leaf in tree_leaves(vjp)]),
         )
-        if handle.is_scratch:
+        if scratch:
             weakref.finalize(handle, self._dead.append, key)
         return handle
 

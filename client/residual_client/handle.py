@@ -28,7 +28,7 @@ class Handle:
     """A reference to one offloaded VJP object.
 
     ``digest`` names the stored bytes, so a handle never restores what somebody put in their place.
-    ``fingerprint`` is None for a scratch bundle.
+    A ``scratch`` bundle has no name of its own and no ``fingerprint``; it belongs to this handle alone.
     In the process that made it, a handle restores without ``like``; written as JSON it can travel.
 
     >>> handle = client.offload(f_vjp, "exp1/step-12/layer-3")
@@ -39,13 +39,9 @@ class Handle:
     key: str
     digest: str
     fingerprint: str | None
+    scratch: bool = False
     receipt: Receipt | None = field(default=None, repr=False)
     local: Local | None = field(default=None, repr=False)
-
-    @property
-    def is_scratch(self) -> bool:
-        """Whether the bundle has no name of its own, and so belongs to this handle alone."""
-        return self.key.startswith("scratch-")
 
     def wait(self) -> Receipt:
         """The receipt, once the bundle is stored.
@@ -58,7 +54,7 @@ class Handle:
 
     def to_json(self) -> str:
         """The handle as text for another process; raises `InvalidOption` for a scratch bundle."""
-        if self.is_scratch:
+        if self.scratch:
             raise InvalidOption(
                 "a scratch bundle can be restored only in the process that made it; pass a key to offload to name it"
             )

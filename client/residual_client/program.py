@@ -33,6 +33,7 @@ __all__ = [
     "bundle_signature",
     "fingerprint_of",
     "lower",
+    "lowered_of",
     "text_difference",
     "text_of",
 ]
@@ -70,12 +71,12 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """The operations of a backward: StableHLO text, and the exported form or the reason why there is none.
+    """The operations of a backward: the SHA-256 of its StableHLO, and its exported form or the reason why there is none.
 
     ``callbacks`` is a digest of the host functions that it calls; ``is_distinct`` is false if they cannot be told apart.
     """
 
-    text: str
+    operations: str
     exported: bytes | None = None
     platforms: tuple[str, ...] = ()
     no_program: str | None = None
@@ -190,7 +191,7 @@ def _input(value: Any) -> jax.ShapeDtypeStruct:
 
 def _lower_ref(known: Linearized) -> Lowered:
     reason = "an argument is a Ref, so its gradient is accumulated in place by with_refs"
-    return Lowered(text=str(known.jaxpr), no_program=reason, is_distinct=False)
+    return Lowered(operations=_sha256(str(known.jaxpr)), no_program=reason, is_distinct=False)
 
 
 def _lower_flat(backward: Any, inputs: Any) -> Lowered:
@@ -203,23 +204,32 @@ def _lower_flat(backward: Any, inputs: Any) -> Lowered:
         except Exception as error:  # noqa: BLE001 - jax.export raises KeyError, NotImplementedError, ValueError and more
             reason = f"jax.export cannot serialize the backward: {type(error).__name__}: {error}"[:500]
         else:
-            return Lowered(text=operation_text(exported), exported=program, platforms=platforms)
+            return Lowered(
+                operations=_sha256(operation_text(exported)), exported=program, platforms=platforms
+            )
     text = without_locations(backward.lower(*inputs).as_text())
     try:
         callbacks = digest_callbacks(host_callbacks(backward.trace(*inputs).jaxpr))
     except Unfollowable as error:
         reason += f"; and a host callback cannot be told from another one: {error}"
-        return Lowered(text=text, no_program=reason, is_distinct=False)
-    return Lowered(text=text, no_program=reason, callbacks=callbacks)
+        return Lowered(operations=_sha256(text), no_program=reason, is_distinct=False)
+    return Lowered(operations=_sha256(text), no_program=reason, callbacks=callbacks)
 
 
 def fingerprint_of(signature: Signature, lowered: Lowered) -> str | None:
     """The name of a program: 64 hexadecimal digits, or None if it cannot be told from others."""
     if not lowered.is_distinct:
         return None
-    operations = hashlib.sha256(lowered.text.encode()).hexdigest()
-    parts = json.dumps([vars(signature), operations, lowered.callbacks], sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()
+    return _sha256(json.dumps([vars(signature), lowered.operations, lowered.callbacks], sort_keys=True))
+
+
+def lowered_of(program: bytes) -> Lowered:
+    """The operations of a serialized program; raises whatever jax.export raises for a damaged one."""
+    return Lowered(operations=_sha256(text_of(program)), exported=program)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def bundle_signature(manifest: Manifest) -> Signature:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jax.tree_util import tree_structure
@@ -15,7 +17,7 @@ from residual_store.store import Store
 
 __all__ = ["EagerForwardWarning", "Programs"]
 
-_KEPT = 256
+_KEPT = 128
 
 
 class EagerForwardWarning(UserWarning):
@@ -43,24 +45,29 @@ class Programs:
         with self._lock:
             program = self._by_treedef.get(treedef)
             if program is None:
-                program = lower(vjp, known, longest_path=self._store.settings.max_path_chars)
-                self._note(program)
+                program = self._note(lower(vjp, known, longest_path=self._store.settings.max_path_chars))
             self._by_treedef.move_to_end(treedef)
             return program
 
-    def _note(self, program: Program) -> None:
+    def _note(self, program: Program) -> Program:
+        twin = self.known(program.fingerprint)
+        if twin is not None:
+            program = replace(program, lowered=twin.lowered)
+            self._warn(program.function)
         _put(self._by_treedef, program.treedef, program)
-        if program.fingerprint is None:
-            return
-        if program.fingerprint in self._by_fingerprint and program.function not in self._warned:
-            self._warned.add(program.function)
+        if program.fingerprint is not None:
+            _put(self._by_fingerprint, program.fingerprint, program)
+        return program
+
+    def _warn(self, function: str) -> None:
+        if function not in self._warned:
+            self._warned.add(function)
             warnings.warn(
-                f"the forward of {program.function} was traced again for the same backward, which costs a lowering at "
+                f"the forward of {function} was traced again for the same backward, which costs a lowering at "
                 "every call; jit the forward: jax.jit(lambda *args: jax.vjp(f, *args))",
                 EagerForwardWarning,
-                stacklevel=5,
+                skip_file_prefixes=(str(Path(__file__).parent),),
             )
-        _put(self._by_fingerprint, program.fingerprint, program)
 
     def known(self, fingerprint: str | None) -> Program | None:
         """The program with this fingerprint, if this process has traced it."""

@@ -101,5 +101,7 @@ def _operations_difference(fingerprint: str, program: Program, store: Store) -> 
     try:
         stored = store.get_program(fingerprint)
     except NotFound:
+        stored = None
+    if stored is None or program.lowered.exported is None:
         return "the operations of the lowered backward differ"
-    return text_difference(text_of(stored), program.lowered.text)
+    return text_difference(text_of(stored), text_of(program.lowered.exported))

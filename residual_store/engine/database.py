@@ -7,6 +7,8 @@ leaves are packed, so a bundle is two or three files.
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,7 @@ __all__ = ["Database", "Record"]
 _RECORD = "record"
 _PACKED = "packed/"
 _MARK = b"RSR1"
+_CHUNKS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +181,25 @@ class Database:
         return segment
 
     def _read_arrays(self, arrays: list[tuple[Leaf, str, Any]], *, part: slice | None = None) -> None:
-        """Read all arrays, or a ``part`` of each, at once and straight into the memory of their values."""
+        """Read all arrays, or a ``part`` of each, straight into the memory of their values.
+
+        A few chunks are in flight at a time: tensorstore holds each of them twice while it decodes it.
+        """
         opening = [(leaf, self._open_array(path), values) for leaf, path, values in arrays]
-        reading = []
+        flying: deque[tuple[Leaf, Any]] = deque()
         for leaf, opened, values in opening:
             with self._names(leaf):
-                reading.append((leaf, _start_read(opened.result(), values, part)))
-        for leaf, one in reading:
-            with self._names(leaf):
-                one.result()
+                source = _checked(opened.result(), values, part)
+            for block in _blocks(values.shape, source.chunk_layout.read_chunk.shape):
+                flying.append((leaf, ts.array(values[block]).write(source[block])))
+                if len(flying) > _CHUNKS_IN_FLIGHT:
+                    self._finish(*flying.popleft())
+        while flying:
+            self._finish(*flying.popleft())
+
+    def _finish(self, leaf: Leaf, reading: Any) -> None:
+        with self._names(leaf):
+            reading.result()
 
     def _open_array(self, path: str) -> Any:
         return ts.open(
@@ -208,11 +221,20 @@ class Database:
             ) from error
 
 
-def _start_read(store: Any, values: Any, part: slice | None) -> Any:
-    source = store if part is None else store[part]
+def _checked(store: Any, values: Any, part: slice | None) -> Any:
+    source = store if part is None else store[part][ts.d[0].translate_to[0]]
     if tuple(source.shape) != values.shape or source.dtype.numpy_dtype != values.dtype:
         raise ValueError(f"the stored array is {store.dtype.name}{list(store.shape)}")
-    return ts.array(values).write(source)
+    return source
+
+
+def _blocks(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """The chunks of an array, as slices."""
+    sides = [
+        [slice(start, min(start + step, size)) for start in range(0, size, max(step, 1))]
+        for size, step in zip(shape, chunk, strict=True)
+    ]
+    return itertools.product(*sides)
 
 
 def _as_stored(leaf: Leaf, payload: Payload) -> Any:
