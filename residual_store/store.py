@@ -180,7 +180,8 @@ def open_store(
     """The store at ``url``.
 
     ``memory://`` is this process's memory, ``file:///path`` a directory, ``http://host:port``, ``https://`` and
-    ``unix:///socket`` a server; any other URL goes to tensorstore, such as ``s3://bucket/path`` and ``gs://bucket/path``.
+    ``unix:///socket`` a server; any other URL goes to tensorstore, such as ``s3://bucket/path`` and ``gs://bucket/path``,
+    and so does the JSON spec of a key-value store, which can name an endpoint.
     Raises `InvalidOption` for a URL that none of them knows.
 
     >>> with open_store("memory://") as store:

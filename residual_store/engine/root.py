@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import secrets
 import threading
@@ -22,7 +23,7 @@ __all__ = ["Root"]
 
 
 class Root:
-    """A key-value store, and on a file system the directory behind it.
+    """A key-value store, given by its URL or its JSON spec, and on a file system the directory behind it.
 
     ``writer`` is the name of this process's stay at the root; it is a part of every generation that it writes.
     """
@@ -31,7 +32,11 @@ class Root:
         self.url = url
         self.context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         try:
-            self._spec: dict[str, Any] = ts.KvStore.Spec(url if url.endswith("/") else url + "/").to_json()
+            given = json.loads(url) if url.startswith("{") else url
+            self._spec: dict[str, Any] = ts.KvStore.Spec(given).to_json()
+            self._spec["path"] = (
+                self._spec.get("path", "").rstrip("/") + "/" if self._spec.get("path") else ""
+            )
             self.kv = ts.KvStore.open(self._spec, context=self.context).result()
         except ValueError as error:
             raise InvalidOption(f"{url!r} is not the URL of a store: {error}") from error
@@ -47,7 +52,7 @@ class Root:
 
     def spec(self, path: str) -> dict[str, Any]:
         """The tensorstore spec of the key-value store below ``path``, which ends with a slash."""
-        return {**self._spec, "path": self._spec.get("path", "") + path}
+        return {**self._spec, "path": self._spec["path"] + path}
 
     def close(self) -> None:
         if self._stay is not None and self.directory is not None:

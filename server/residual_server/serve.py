@@ -66,7 +66,7 @@ def serve(
 def _open(root: str | None, settings: Settings) -> LocalStore:
     if root is None:
         return LocalStore.in_memory(settings=settings)
-    url = root if "://" in root else Path(root).absolute().as_uri()
+    url = root if "://" in root or root.startswith("{") else Path(root).absolute().as_uri()
     return LocalStore.at(url, settings=settings)
 
 
