@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -21,7 +22,7 @@ from residual_client.restore import check_program, check_widths, place_leaves, r
 from residual_client.transfer import placement_of
 from residual_client.vjp import check_vjp
 from residual_store.bundle import Bundle
-from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable
+from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable, StoreUnavailable
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
 from residual_store.settings import Settings
@@ -68,9 +69,10 @@ class Client:
         return f"Client({self.store.url!r})"
 
     def close(self) -> None:
-        """Delete this client's scratch bundles and release the store."""
-        if next(self._scratch_numbers):
-            self.store.delete_prefix(f"{self._scratch_run}/")
+        """Delete this client's scratch bundles and release the store; a server that is gone forgets them by their lease."""
+        with contextlib.suppress(StoreUnavailable):
+            if next(self._scratch_numbers):
+                self.store.delete_prefix(f"{self._scratch_run}/")
         self.store.close()
 
     def __enter__(self) -> Self:

@@ -101,12 +101,13 @@ class DurableTier:
 
     def reconcile(self) -> None:
         """Make the index say what the store holds, and remove what dead writers left unfinished."""
+        # The index first: what another process commits meanwhile is then listed but not known, and is added.
+        known = self.index.keys()
         stored: dict[str, dict[str, bool]] = {}
         for path in self._root.list(_BUNDLES):
             key, generation, file = _split(path)
             generations = stored.setdefault(key, {})
             generations[generation] = generations.get(generation, False) or file == _COMMITTED
-        known = self.index.keys()
         with self.index.batch():
             for key in known.keys() - stored.keys():
                 self.index.remove(key)
@@ -116,9 +117,9 @@ class DurableTier:
 
     def _settle(self, key: str, generations: dict[str, bool], known: str | None) -> None:
         committed = sorted(name for name, whole in generations.items() if whole)
-        for name, whole in generations.items():
-            if name != known and (name in committed[:-1] if whole else self._is_orphan(name)):
-                self._root.remove(_path(key, name))
+        unfinished = [name for name, whole in generations.items() if not whole and name != known]
+        for name in committed[:-1] + [name for name in unfinished if self._is_orphan(name)]:
+            self._root.remove(_path(key, name))
         if committed and known != committed[-1] and _is_key(key, self._settings):
             self._adopt(key, committed[-1])
 

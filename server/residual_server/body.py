@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 
 import anyio.to_thread
 from fastapi import Request
@@ -33,11 +34,12 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
         raise TooLarge(
             f"the body has {length} bytes; the limit max_bundle_bytes is {store.settings.max_bundle_bytes}"
         )
-    async for chunk in _chunks(request, store.settings):
-        rest = reader.feed(chunk)
-        if reader.awaits_memory:
-            await _place(reader, store, key, if_exists)
-            reader.feed(rest)
+    async with contextlib.aclosing(_chunks(request, store.settings)) as chunks:
+        async for chunk in chunks:
+            rest = reader.feed(chunk)
+            if reader.awaits_memory:
+                await _place(reader, store, key, if_exists)
+                reader.feed(rest)
     return await anyio.to_thread.run_sync(reader.bundle)
 
 
@@ -76,7 +78,7 @@ def _check_headers(request: Request) -> int | None:
     return int(length) if length is not None else None
 
 
-async def _chunks(request: Request, settings: Settings) -> AsyncIterator[bytes]:
+async def _chunks(request: Request, settings: Settings) -> AsyncGenerator[bytes]:
     clock = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(settings.idle_body_seconds) as limit:
