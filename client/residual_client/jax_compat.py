@@ -5,6 +5,7 @@ Checked against jax 0.11.2 and 0.12.0.1; the tests run on the lowest and on the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "TreeDef",
     "children_of",
     "host_callbacks",
+    "is_fresh",
     "is_ref",
     "is_sentinel",
     "is_vjp",
@@ -47,6 +49,15 @@ type TreeDef = Any
 def is_vjp(value: object) -> bool:
     """Whether ``value`` is a VJP object as `jax.vjp` returns it."""
     return isinstance(value, _api.VJP)
+
+
+def is_fresh(vjp: Any) -> bool:
+    """Whether nothing but this VJP object refers to its program, as after an eager trace.
+
+    A jitted forward keeps the program in its cache and hands it out at every step.
+    """
+    # One reference is the object's own, the other that of this call.
+    return sys.getrefcount(vjp.fun) <= 2
 
 
 def is_sentinel(value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.tree_util import tree_structure
 
-from residual_client.jax_compat import Linearized, TreeDef
+from residual_client.jax_compat import Linearized, TreeDef, is_fresh
 from residual_client.program import Program, lower
 from residual_store.store import Store
 
@@ -41,19 +41,23 @@ class Programs:
 
     def of(self, vjp: Any, known: Linearized) -> Program:
         """The program of a VJP object, whose leaves may be abstract."""
+        fresh = is_fresh(vjp)
         treedef = tree_structure(vjp)
         with self._lock:
             program = self._by_treedef.get(treedef)
             if program is None:
-                program = self._note(lower(vjp, known, longest_path=self._store.settings.max_path_chars))
+                program = self._note(
+                    lower(vjp, known, longest_path=self._store.settings.max_path_chars), fresh
+                )
             self._by_treedef.move_to_end(treedef)
             return program
 
-    def _note(self, program: Program) -> Program:
+    def _note(self, program: Program, fresh: bool) -> Program:
         twin = self.known(program.fingerprint)
         if twin is not None:
             program = replace(program, lowered=twin.lowered)
-            self._warn(program.function)
+            if fresh:
+                self._warn(program.function)
         _put(self._by_treedef, program.treedef, program)
         if program.fingerprint is not None:
             _put(self._by_fingerprint, program.fingerprint, program)
