@@ -30,10 +30,10 @@ app = typer.Typer(
     add_completion=False,
 )
 
-type Url = Annotated[
+Url = Annotated[
     str, typer.Option("--url", envvar="RESIDUAL_STORE_URL", help="A server, or a store such as file:///path.")
 ]
-type Token = Annotated[
+Token = Annotated[
     str | None,
     typer.Option("--token", envvar="RESIDUAL_STORE_TOKEN", help="Token for a server.", show_envvar=True),
 ]
@@ -78,7 +78,9 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.")] = 8731,
     uds: Annotated[Path | None, typer.Option(help="Serve on this unix socket instead.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="TOML file with [[token]] tables.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="TOML file with one table for each token; docs/settings.md shows one.")
+    ] = None,
     host_bytes: Annotated[
         int | None, typer.Option(help="Memory for bundles and bodies in flight, in bytes.")
     ] = None,

@@ -14,12 +14,12 @@ import numpy as np
 
 from residual_store.errors import InvalidManifest
 
-__all__ = ["DTYPES", "FLOAT0", "dtype_of", "element_bytes", "name_of", "tensorstore_name"]
+__all__ = ["DTYPES", "FLOAT0", "NUMPY_NAMES", "dtype_of", "element_bytes", "name_of", "tensorstore_name"]
 
 FLOAT0 = "float0"
 """The dtype of the tangents of integers: a shape and no bytes (``jax.dtypes.float0``)."""
 
-_NUMPY_NAMES = [
+NUMPY_NAMES = [
     "bool",
     "int8",
     "int16",
@@ -57,7 +57,7 @@ _ML_NAMES = [
 ]
 
 DTYPES: Mapping[str, np.dtype] = {
-    **{name: np.dtype(name) for name in _NUMPY_NAMES},
+    **{name: np.dtype(name) for name in NUMPY_NAMES},
     # ml_dtypes has the 1-bit types since 0.6.
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)},
     FLOAT0: np.dtype([("float0", np.void, 0)]),

@@ -81,7 +81,7 @@ class FrameReader:
     Raises `InvalidFrame`, `InvalidManifest` or `TooLarge` as soon as the bytes so far cannot become a frame.
 
     >>> reader = FrameReader(Settings())
-    >>> reader.feed(frame_head(Manifest()))
+    >>> _ = reader.feed(frame_head(Manifest()))
     >>> reader.awaits_memory
     True
     """

@@ -6,6 +6,7 @@ the leaves, and follows no redirect, so a token never travels to another origin 
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import random
@@ -95,9 +96,17 @@ class HttpStore:
         return read_as(Receipt, answer)
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
-        wait = min(wait, self.settings.max_wait_seconds)
-        read = lambda answer: read_frame(answer, self.settings)  # noqa: E731
-        return self._exchange("GET", self._bundle(key), read, query={"wait": wait or None}, patience=wait)
+        deadline = time.monotonic() + wait
+        while True:
+            patience = min(max(deadline - time.monotonic(), 0.0), self.settings.max_wait_seconds)
+            read = functools.partial(read_frame, settings=self.settings)
+            try:
+                return self._exchange(
+                    "GET", self._bundle(key), read, query={"wait": patience}, patience=patience
+                )
+            except NotFound:
+                if time.monotonic() >= deadline:
+                    raise
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", read_leaf)

@@ -68,11 +68,12 @@ class Manifest:
     ``fingerprint`` names the backward program; it is None for a scratch bundle, which only the process that made it
     can restore.
     ``in_tree`` and ``out_tree`` describe the argument and output trees, node by node in preorder.
-    ``no_program`` says why there is no exported backward, if so.
+    ``program`` is the xxh3-128 of the exported backward, and ``no_program`` says why there is none, if so.
     """
 
     format: int = FORMAT
     fingerprint: str | None = None
+    program: bytes | None = None
     no_program: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     x64: bool = False
@@ -133,6 +134,7 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
         )
     manifest = Manifest(
         fingerprint=entry.optional_text("fingerprint", 128),
+        program=entry.optional_binary("program", 16),
         no_program=entry.optional_text("no_program", settings.max_user_chars),
         versions=entry.scalars("versions", 16, 128, str),
         x64=entry.flag("x64"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from residual_store.errors import InvalidOption
@@ -34,7 +35,7 @@ class Settings:
     host_bytes: int = _setting(
         0,
         "bytes",
-        "memory for host-tier bundles and bodies in flight; 0 is half of the machine's memory, so that the machine does not swap",
+        "memory for host-tier bundles and bodies in flight; 0 is half of the memory of the machine or container, so that it does not swap",
     )
     max_bundle_bytes: int = _setting(
         256 * GIB, "bytes", "a frame above this is refused before its body is read"
@@ -138,8 +139,17 @@ class Settings:
 
     @property
     def host_budget(self) -> int:
-        """``host_bytes``, with 0 resolved to half of this machine's memory."""
-        return self.host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        """``host_bytes``, with 0 resolved to half of the memory of this machine or container."""
+        return self.host_bytes or _memory_bytes() // 2
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def _number(name: str, text: str, kind: type) -> float:

@@ -11,10 +11,11 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
-from residual_client.program import bundle_signature, fingerprint_of, lowered_of
+from residual_client.program import Lowered, bundle_signature, fingerprint_of, lowered_of
 from residual_client.transfer import abstract, check_precision
 from residual_client.trees import build, describe, difference
 from residual_client.vjp import check_arguments
+from residual_store.bundle import digest_of
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.errors import (
     ArgumentMismatch,
@@ -109,6 +110,20 @@ def _check_cotangent_leaf(value: Any, wanted: Aval, path: str) -> Any:
     return array
 
 
+def _is_named_by(manifest: Manifest, program: bytes, lowered: Lowered) -> bool:
+    """Whether a program is the one that was stored with the bundle, or one with the same operations.
+
+    The second differs where another process traced the same function with other line numbers first.
+    """
+    if manifest.program == digest_of(program):
+        return True
+    signature = bundle_signature(manifest)
+    return (
+        signature.jax_version == jax.__version__
+        and fingerprint_of(signature, lowered) == manifest.fingerprint
+    )
+
+
 def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
     """The callable of an exported backward, once it is sure that it is the one of this bundle and can run here.
 
@@ -119,11 +134,7 @@ def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
         lowered = lowered_of(program)
     except Exception as error:
         raise DataLoss(f"the program of {key!r} cannot be read: {type(error).__name__}: {error}") from error
-    signature = bundle_signature(manifest)
-    if (
-        signature.jax_version == jax.__version__
-        and fingerprint_of(signature, lowered) != manifest.fingerprint
-    ):
+    if not _is_named_by(manifest, program, lowered):
         raise ProgramMismatch(
             f"the program stored for {key!r} is not the one that its fingerprint names; it was not run"
         )

@@ -61,7 +61,7 @@ class Client:
         self.store = store
         self._programs = Programs(store)
         self._calls: dict[str, Call] = {}
-        self._scratch_run = f"scratch-{secrets.token_hex(8)}"
+        self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()
         self._dead: deque[str] = deque()
 
@@ -72,7 +72,7 @@ class Client:
         """Delete this client's scratch bundles and release the store; a server that is gone forgets them by their lease."""
         with contextlib.suppress(StoreUnavailable):
             if next(self._scratch_numbers):
-                self.store.delete_prefix(f"{self._scratch_run}/")
+                self.store.delete_prefix(f"{self._scratch}/")
         self.store.close()
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class Client:
             self._programs.store(program)
         scratch = key is None
         if key is None:
-            key = f"{self._scratch_run}/{next(self._scratch_numbers)}"
+            key = f"{self._scratch}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", ttl or self.store.settings.scratch_ttl_seconds
         receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
         handle = Handle(

@@ -16,7 +16,7 @@ from residual_client.program import Program
 from residual_client.transfer import Residual, abstract, leaf_of, start_copies, to_host
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments, residuals_of
-from residual_store.bundle import Bundle
+from residual_store.bundle import Bundle, digest_of
 from residual_store.manifest import Argument, Manifest, UserValue
 from residual_store.settings import Settings
 
@@ -52,6 +52,9 @@ def _manifest(
     leaves = tuple(leaf_of(index, residual) for index, residual in enumerate(residuals))
     return Manifest(
         fingerprint=program.fingerprint if program is not None else None,
+        program=None
+        if program is None or program.lowered.exported is None
+        else digest_of(program.lowered.exported),
         no_program="it is a scratch bundle" if program is None else program.lowered.no_program,
         versions={
             "jax": jax.__version__,

@@ -19,7 +19,8 @@ import tensorstore as ts
 
 from residual_store.bundle import Bundle, Payload, digest_of
 from residual_store.dtypes import DTYPES, tensorstore_name
-from residual_store.errors import DataLoss, InvalidManifest, StoreFull
+from residual_store.engine.faults import told_apart
+from residual_store.errors import DataLoss, InvalidManifest
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
@@ -34,15 +35,38 @@ _CHUNKS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What stands beside the leaves: the manifest, when the bundle arrived, and its lease in seconds."""
+    """What stands beside the leaves: the manifest, when the bundle arrived, its lease in seconds, and how it is laid out.
+
+    Leaves with fewer than ``packed_below`` bytes share one array.
+    """
 
     manifest: Manifest
     arrived: float
     ttl: float | None
+    packed_below: int
+
+    def is_packed(self, leaf: Leaf) -> bool:
+        """Whether a leaf is a part of the packed array."""
+        return 0 < leaf.nbytes < self.packed_below
+
+    @property
+    def packed(self) -> list[Leaf]:
+        """The leaves of the packed array, in its order."""
+        return [leaf for leaf in self.manifest.leaves if self.is_packed(leaf)]
+
+    @property
+    def large(self) -> list[Leaf]:
+        """The leaves that have arrays of their own."""
+        return [leaf for leaf in self.manifest.leaves if leaf.nbytes >= self.packed_below]
 
     def pack(self) -> bytes:
         content: bytes = msgpack.packb(
-            {"manifest": encode(self.manifest), "arrived": self.arrived, "ttl": self.ttl}
+            {
+                "manifest": encode(self.manifest),
+                "arrived": self.arrived,
+                "ttl": self.ttl,
+                "packed_below": self.packed_below,
+            }
         )
         return _MARK + digest_of(content) + content
 
@@ -52,7 +76,10 @@ class Record:
             raise InvalidManifest("the record does not match its digest")
         content = msgpack.unpackb(data[20:])
         return cls(
-            manifest=decode(content["manifest"], settings), arrived=content["arrived"], ttl=content["ttl"]
+            manifest=decode(content["manifest"], settings),
+            arrived=content["arrived"],
+            ttl=content["ttl"],
+            packed_below=content["packed_below"],
         )
 
 
@@ -71,31 +98,26 @@ class Database:
         """Write everything in one transaction and wait until it is committed and fsynced; raises `StoreFull`."""
         transaction = ts.Transaction(atomic=True)
         try:
-            database = (
-                ts.KvStore.open(self._spec, context=self._context).result().with_transaction(transaction)
-            )
-            written = [
-                self._write_array(
-                    transaction, f"leaves/{leaf.index}/", _as_stored(leaf, bundle.payloads[leaf.index])
-                )
-                for leaf in bundle.manifest.leaves
-                if self._is_large(leaf)
-            ]
-            if small := [bundle.payloads[leaf.index] for leaf in self._small(bundle.manifest)]:
-                written.append(self._write_array(transaction, _PACKED, np.concatenate(small)))
-            for one in written:
-                one.copy.result()
-            database.write(_RECORD, record.pack()).result()
-            transaction.commit_async().result()
-        except ValueError as error:
+            with told_apart(self._what):
+                self._stage(transaction, bundle, record)
+                transaction.commit_async().result()
+        except BaseException:
             transaction.abort()
-            raise _write_error(error, self._what) from error
+            raise
 
-    def _is_large(self, leaf: Leaf) -> bool:
-        return leaf.nbytes >= self._settings.packed_leaf_bytes
-
-    def _small(self, manifest: Manifest) -> list[Leaf]:
-        return [leaf for leaf in manifest.leaves if leaf.nbytes and not self._is_large(leaf)]
+    def _stage(self, transaction: ts.Transaction, bundle: Bundle, record: Record) -> None:
+        written = [
+            self._write_array(
+                transaction, f"leaves/{leaf.index}/", _as_stored(leaf, bundle.payloads[leaf.index])
+            )
+            for leaf in record.large
+        ]
+        if small := [bundle.payloads[leaf.index] for leaf in record.packed]:
+            written.append(self._write_array(transaction, _PACKED, np.concatenate(small)))
+        for one in written:
+            one.copy.result()
+        database = ts.KvStore.open(self._spec, context=self._context).result()
+        database.with_transaction(transaction).write(_RECORD, record.pack()).result()
 
     def _write_array(self, transaction: ts.Transaction, path: str, values: Any) -> Any:
         store = ts.open(
@@ -146,17 +168,18 @@ class Database:
                 f"{self._what}: its manifest cannot be read, so none of its leaves can: {error}"
             ) from error
 
-    def read(self, manifest: Manifest, segment: Payload) -> Bundle:
+    def read(self, record: Record, segment: Payload) -> Bundle:
         """All leaves, read into ``segment`` and verified; raises `DataLoss` and names the leaf."""
+        manifest, packed_leaves = record.manifest, record.packed
         payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
-        large = [leaf for leaf in manifest.leaves if self._is_large(leaf)]
-        small = self._small(manifest)
-        packed = np.empty(sum(leaf.nbytes for leaf in small), np.uint8)
-        arrays = [(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, payloads[leaf.index])) for leaf in large]
-        arrays += [(small[0], _PACKED, packed)] if small else []
+        packed = np.empty(sum(leaf.nbytes for leaf in packed_leaves), np.uint8)
+        arrays = [
+            (leaf, f"leaves/{leaf.index}/", _as_stored(leaf, payloads[leaf.index])) for leaf in record.large
+        ]
+        arrays += [(packed_leaves[0], _PACKED, packed)] if packed_leaves else []
         self._read_arrays(arrays)
         start = 0
-        for leaf in small:
+        for leaf in packed_leaves:
             payloads[leaf.index][:] = packed[start : start + leaf.nbytes]
             start += leaf.nbytes
         bundle = Bundle.of_segment(manifest, segment)
@@ -166,12 +189,12 @@ class Database:
             raise DataLoss(f"{self._what}: {error.detail}", **error.fields) from None
         return bundle
 
-    def read_leaf(self, manifest: Manifest, leaf: Leaf, segment: Payload) -> Payload:
+    def read_leaf(self, record: Record, leaf: Leaf, segment: Payload) -> Payload:
         """The bytes of one leaf that is not an alias, read into ``segment`` and verified; raises `DataLoss`."""
-        if self._is_large(leaf):
+        if not record.is_packed(leaf) and leaf.nbytes:
             self._read_arrays([(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, segment))])
         elif leaf.nbytes:
-            start = sum(other.nbytes for other in self._small(manifest) if other.index < leaf.index)
+            start = sum(other.nbytes for other in record.packed if other.index < leaf.index)
             self._read_arrays([(leaf, _PACKED, segment)], part=slice(start, start + leaf.nbytes))
         if digest_of(segment) != leaf.digest:
             raise DataLoss(
@@ -242,10 +265,3 @@ def _as_stored(leaf: Leaf, payload: Payload) -> Any:
     if leaf.encoding != "raw":
         return payload
     return payload.view(DTYPES[tensorstore_name(leaf.dtype)]).reshape(leaf.shape)
-
-
-def _write_error(error: ValueError, what: str) -> Exception:
-    text = str(error)
-    if "No space left" in text or "RESOURCE_EXHAUSTED" in text or "quota" in text.lower():
-        return StoreFull(f"{what} does not fit on the disk: {text}")
-    return error

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import tensorstore as ts
 
 from residual_store.bundle import Bundle, Payload
 from residual_store.encoding import decode
@@ -55,7 +54,8 @@ class DurableTier:
         path = _path(key, generation)
         self._root.make_directory(path)
         try:
-            record = Record(manifest=bundle.manifest, arrived=arrived, ttl=ttl)
+            packed_below = self._settings.packed_leaf_bytes
+            record = Record(manifest=bundle.manifest, arrived=arrived, ttl=ttl, packed_below=packed_below)
             self._database(key, generation).write(bundle, record)
         except BaseException:
             self._root.remove(path)
@@ -68,8 +68,8 @@ class DurableTier:
     def read(self, key: str, allocate: Callable[[int], Payload]) -> Bundle:
         """The whole bundle, verified, in a segment from ``allocate``; raises `NotFound` or `DataLoss`."""
         database = self._database(key, self._generation(key))
-        manifest = database.read_record().manifest
-        return database.read(manifest, allocate(manifest.nbytes))
+        record = database.read_record()
+        return database.read(record, allocate(record.manifest.nbytes))
 
     def read_manifest(self, key: str) -> Manifest:
         """The manifest of a bundle, from the store."""
@@ -78,10 +78,10 @@ class DurableTier:
     def read_leaf(self, key: str, index: int, allocate: Callable[[int], Payload]) -> npt.NDArray[np.generic]:
         """One leaf, verified, without reading the other large ones."""
         database = self._database(key, self._generation(key))
-        manifest = database.read_record().manifest
-        source = manifest.source(index)
-        payload = database.read_leaf(manifest, source, allocate(source.nbytes))
-        return decode(source, payload, as_leaf=manifest.leaves[index])
+        record = database.read_record()
+        source = record.manifest.source(index)
+        payload = database.read_leaf(record, source, allocate(source.nbytes))
+        return decode(source, payload, as_leaf=record.manifest.leaves[index])
 
     def find(self, key: str) -> Entry | None:
         """The index's entry of a bundle, made anew from the store if the index does not know it."""
@@ -168,11 +168,11 @@ class DurableTier:
         return f"{max(time.time_ns(), newest + 1):016x}-{self._root.writer}"
 
     def _is_committed(self, key: str, generation: str) -> bool:
-        return bool(self._root.kv.read(_path(key, generation) + _COMMITTED).result().state == "value")
+        return self._root.read(_path(key, generation) + _COMMITTED) is not None
 
     def _remove_generation(self, key: str, generation: str) -> None:
         path = _path(key, generation)
-        self._root.kv.delete_range(ts.KvStore.KeyRange(path + _COMMITTED, path + _COMMITTED + "\0")).result()
+        self._root.delete(path + _COMMITTED)
         self._root.remove(path)
 
     def _database(self, key: str, generation: str) -> Database:

@@ -58,6 +58,7 @@ class LocalStore:
         self._writing = KeyLocks()
         self._memory = HostMemory(settings, host=self._host, durable=durable, writing=self._writing)
         self._catalog = Catalog(self._host, durable, clock=clock)
+        self._sweep_at = clock() + settings.sweep_seconds
         self._expired = 0
 
     @classmethod
@@ -118,6 +119,7 @@ class LocalStore:
         if_exists: IfExists = "error",
     ) -> Receipt:
         started = time.perf_counter()
+        self._sweep()
         check_key(key, self.settings)
         check_size(key, bundle.manifest, self.settings)
         check_ttl(ttl, self.settings)
@@ -174,7 +176,7 @@ class LocalStore:
         return found
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
-        deadline = time.monotonic() + min(wait, self.settings.max_wait_seconds)
+        deadline = time.monotonic() + wait
         while True:
             with self.arrivals.expected(key) as arrival:
                 try:
@@ -264,6 +266,12 @@ class LocalStore:
             self.stat(key)
             self._catalog.lease(key, ttl)
         return self.stat(key)
+
+    def _sweep(self) -> None:
+        """Remove expired bundles now and then, for a store without a server that does."""
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + self.settings.sweep_seconds
+            self.expire()
 
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""

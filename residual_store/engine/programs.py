@@ -44,19 +44,19 @@ class DurablePrograms:
 
     def write(self, fingerprint: str, program: bytes) -> None:
         path = f"programs/{_checked(fingerprint)}"
-        if self._root.kv.read(path).result().state != "value":
-            self._root.kv.write(path, digest_of(program) + program).result()
+        if self._root.read(path) is None:
+            self._root.write(path, digest_of(program) + program)
 
     def read(self, fingerprint: str) -> bytes:
-        found = self._root.kv.read(f"programs/{_checked(fingerprint)}").result()
-        if found.state != "value":
+        found = self._root.read(f"programs/{_checked(fingerprint)}")
+        if found is None:
             raise _missing(fingerprint)
-        digest, program = found.value[:16], found.value[16:]
+        digest, program = found[:16], found[16:]
         if digest_of(program) != digest:
             raise DataLoss(
                 f"the program {fingerprint} is damaged; remove it and offload once more to store it again"
             )
-        return bytes(program)
+        return program
 
 
 def _missing(fingerprint: str) -> NotFound:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import tensorstore as ts
 
+from residual_store.engine.faults import told_apart
 from residual_store.errors import InvalidOption
 
 __all__ = ["Root"]
@@ -106,7 +107,8 @@ class Root:
     def remove(self, path: str) -> None:
         """Remove all below ``path``, which ends with a slash, and on a file system the empty directories above it."""
         self.check_inside(path)
-        self.kv.delete_range(ts.KvStore.KeyRange(path, _after(path))).result()
+        with told_apart(f"removing {path}"):
+            self.kv.delete_range(ts.KvStore.KeyRange(path, _after(path))).result()
         if self.directory is None:
             return
         with self._directories:
@@ -116,9 +118,26 @@ class Root:
                 if above == self.directory or not _remove_empty(above):
                     break
 
+    def read(self, path: str) -> bytes | None:
+        """The value of one key, or None if there is none."""
+        with told_apart(f"reading {path}"):
+            found = self.kv.read(path).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def write(self, path: str, value: bytes) -> None:
+        """Set the value of one key, whole or not at all."""
+        with told_apart(f"writing {path}"):
+            self.kv.write(path, value).result()
+
+    def delete(self, path: str) -> None:
+        """Delete one key."""
+        with told_apart(f"deleting {path}"):
+            self.kv.write(path, None).result()
+
     def list(self, path: str) -> list[str]:
         """All keys below ``path``, as text relative to the root."""
-        listing = self.kv.list(ts.KvStore.KeyRange(path, _after(path))).result()
+        with told_apart(f"listing {path}"):
+            listing = self.kv.list(ts.KvStore.KeyRange(path, _after(path))).result()
         return [key.decode("utf-8", "surrogateescape") for key in listing]
 
 

@@ -24,7 +24,10 @@ _RANK: dict[str, int] = {"read": 0, "write": 1, "admin": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """What one token allows: an access, and the runs that it reaches ("*" is all of them)."""
+    """What one token allows: an access, and the runs that it reaches ("*" is all of them).
+
+    "write" includes "read", and "admin" also reads the metrics, which tell of all runs.
+    """
 
     name: str
     sha256: str
@@ -79,13 +82,14 @@ class Tokens:
         return found
 
 
-def check_access(grant: Grant, access: Access, run: str | None) -> None:
-    """Raise `Forbidden` unless the grant allows this access to this run (None: all runs together)."""
+def check_access(grant: Grant, access: Access, *runs: str | None) -> None:
+    """Raise `Forbidden` unless the grant allows this access, to each of these runs (None: all runs together)."""
     if _RANK[grant.access] < _RANK[access]:
         raise Forbidden(f"the token {grant.name!r} allows {grant.access}; this needs {access}")
-    if not grant.reaches(run):
-        where = "all runs together; name one run" if run is None else f"the run {run!r}"
-        raise Forbidden(f"the token {grant.name!r} does not reach {where}")
+    for run in runs:
+        if not grant.reaches(run):
+            where = "all runs together; name one run" if run is None else f"the run {run!r}"
+            raise Forbidden(f"the token {grant.name!r} does not reach {where}")
 
 
 def _grant(table: dict[str, object]) -> Grant:

@@ -15,6 +15,7 @@ from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import Bundle
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
+from residual_store.stat import digest_of_manifest
 from residual_store.store import Receipt
 
 __all__ = ["router"]
@@ -68,7 +69,10 @@ def router(service: Service) -> APIRouter:
         service.check_key(request, key, "read")
         bundle = await service.when_there(key, wait, lambda: store.get(key))
         head = frame_head(bundle.manifest)
-        headers = {"Content-Length": str(frame_nbytes(head, bundle.manifest))}
+        headers = {
+            "Content-Length": str(frame_nbytes(head, bundle.manifest)),
+            "ETag": f'"{digest_of_manifest(bundle.manifest)}"',
+        }
         return StreamingResponse(_frame(head, bundle), headers=headers, media_type=MEDIA_TYPE)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)

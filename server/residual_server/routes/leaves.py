@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import digest_of
-from residual_store.dtypes import name_of
+from residual_store.dtypes import NUMPY_NAMES, name_of
 from residual_store.errors import InvalidOption, NotAcceptable, RangeNotSatisfiable
 
 __all__ = ["router"]
@@ -87,7 +87,7 @@ def _part(text: str) -> int | slice:
 
 
 def _npy(host: Any) -> memoryview:
-    if host.dtype.kind == "V" or not host.dtype.isbuiltin:
+    if host.dtype.name not in NUMPY_NAMES:
         raise NotAcceptable(
             f"the .npy format has no dtype {name_of(host.dtype)}; ask for format=raw, which has the bytes as they are"
         )

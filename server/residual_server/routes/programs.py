@@ -33,8 +33,7 @@ def router(service: Service) -> APIRouter:
     )
     async def put_program(fingerprint: Fingerprint, request: Request) -> None:
         """Store an exported backward; the first one under a fingerprint stays."""
-        grant = service.grant(request)
-        check_access(grant, "write", grant.runs[0])
+        check_access(service.grant(request), "write")
         program = await receive_program(request, service.store.settings)
         if request.headers.get(_DIGEST, digest_of(program).hex()) != digest_of(program).hex():
             raise InvalidFrame(f"the program does not match its {_DIGEST}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from residual_server.auth import check_access
 from residual_server.metrics import Metrics
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
@@ -66,8 +67,8 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
     )
     @routes.head("/metrics", include_in_schema=False)
     async def get_metrics(request: Request) -> Response:
-        """Counters and gauges in the Prometheus text format."""
-        service.grant(request)
+        """Counters and gauges in the Prometheus text format; needs the access admin."""
+        check_access(service.grant(request), "admin")
         text, media_type = await service.call(metrics.render)
         return Response(text, media_type=media_type)
 

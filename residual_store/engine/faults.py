@@ -1,0 +1,32 @@
+"""Faults of the storage below, told apart: what tensorstore raises becomes an error of this project."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from residual_store.errors import InternalError, ResidualStoreError, StoreFull
+
+__all__ = ["told_apart"]
+
+_FULL = ("no space left", "resource_exhausted", "quota")
+
+
+@contextlib.contextmanager
+def told_apart(what: str) -> Iterator[None]:
+    """Turn an error of tensorstore or the file system into `StoreFull` or `InternalError` that says ``what`` failed.
+
+    tensorstore raises ValueError for nearly everything, with a status code in the text.
+
+    >>> with told_apart("reading the index"):
+    ...     pass
+    """
+    try:
+        yield
+    except ResidualStoreError:
+        raise
+    except (ValueError, OSError) as error:
+        text = str(error)
+        if any(word in text.lower() for word in _FULL):
+            raise StoreFull(f"{what}: there is no room: {text}") from error
+        raise InternalError(f"{what}: the storage failed: {text}") from error
