@@ -85,7 +85,7 @@ class Settings:
         366 * 86_400.0, "seconds", "the longest lease; a bundle without a lease stays until it is deleted"
     )
     scratch_ttl_seconds: float = _setting(
-        7 * 86_400.0,
+        86_400.0,
         "seconds",
         "the lease of a bundle without a name, so that a dead client's bundles do not stay",
     )

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Server", "running_server", "start_server"]
+__all__ = ["Server", "running_server", "start_server", "until"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,15 @@ class Server:
     def stop(self, number: int = signal.SIGTERM, *, seconds: float = 30) -> int:
         """Send a signal and wait for the end; returns the exit status."""
         self.process.send_signal(number)
-        return self.process.wait(seconds)
+        return self.wait(seconds=seconds)
+
+    def wait(self, *, seconds: float = 30) -> int:
+        """Wait for the end; returns the exit status."""
+        try:
+            return self.process.wait(seconds)
+        finally:
+            if self.process.poll() is not None and self.process.stdout is not None:
+                self.process.stdout.close()
 
 
 def start_server(
@@ -38,18 +47,29 @@ def start_server(
     uds: Path | None = None,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Server:
-    """Start `residual-store serve` on a free port or a unix socket and wait until it says that it listens."""
+    """Start `residual-store serve` on a free port or a unix socket and wait until it says that it listens.
+
+    What it writes to stderr goes to the file ``log``, if there is one.
+    """
     command = [sys.executable, "-m", "residual_store.cli", "serve", "--port", "0", *options]
     command += ["--root", str(root)] if root is not None else []
     command += ["--uds", str(uds)] if uds is not None else []
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-    )
+    with log.open("a") if log is not None else contextlib.nullcontext() as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
     assert process.stdout is not None
     line = process.stdout.readline()
     if " listens on " not in line:
         process.kill()
+        process.wait()
+        process.stdout.close()
         raise RuntimeError(f"the server did not start: {line!r}")
     return Server(url=line.split(" listens on ")[1].strip(), root=root, process=process)
 
@@ -61,15 +81,21 @@ def running_server(
     uds: Path | None = None,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[Server]:
     """A server that is stopped at the end, whatever happens."""
-    server = start_server(root=root, uds=uds, options=options, environment=environment)
+    server = start_server(root=root, uds=uds, options=options, environment=environment, log=log)
     try:
         yield server
     finally:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             server.stop()
-        server.process.kill()
-        server.process.wait()
-        if server.process.stdout is not None:
-            server.process.stdout.close()
+        server.stop(signal.SIGKILL)
+
+
+def until(condition: Callable[[], object], *, seconds: float = 20, what: str = "the condition") -> None:
+    """Wait until ``condition`` holds; fails the test if it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {seconds} s"
+        time.sleep(0.005)
