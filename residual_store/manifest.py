@@ -15,6 +15,7 @@ from residual_store.errors import InvalidManifest
 from residual_store.fields import Fields, unpack
 from residual_store.leaf import Aval, Leaf
 from residual_store.settings import Settings
+from residual_store.tree import leaf_count
 
 __all__ = ["ALIGNMENT", "FORMAT", "Argument", "Aval", "Leaf", "Manifest", "decode", "encode"]
 
@@ -106,7 +107,7 @@ class Manifest:
         placed, end = [], 0
         for leaf in self.leaves:
             nbytes = leaf.encoded_nbytes
-            offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
+            offset = _aligned(end) if nbytes else 0
             end = offset + nbytes if nbytes else end
             placed.append(replace(leaf, offset=offset, nbytes=nbytes))
         return replace(self, leaves=tuple(placed))
@@ -149,28 +150,44 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
     )
     entry.finish()
     _check_layout(manifest)
+    _check_leaf_counts(manifest)
     return manifest
 
 
+def _check_leaf_counts(manifest: Manifest) -> None:
+    trees = {"arguments": manifest.in_tree, "cotangents": manifest.out_tree}
+    for name, nodes in trees.items():
+        count = len(getattr(manifest, name))
+        if leaf_count(nodes) != count:
+            raise InvalidManifest(f"{name} has {count} entries and its tree has {leaf_count(nodes)} leaves")
+
+
 def _check_layout(manifest: Manifest) -> None:
-    for index, (leaf, placed) in enumerate(zip(manifest.leaves, manifest.laid_out().leaves, strict=True)):
+    end = 0
+    for index, leaf in enumerate(manifest.leaves):
         where = f"leaves[{index}]"
+        nbytes = leaf.encoded_nbytes
+        offset = _aligned(end) if nbytes else 0
         if leaf.index != index:
             raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
-        if leaf.nbytes != placed.nbytes:
+        if leaf.nbytes != nbytes:
             raise InvalidManifest(
-                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} "
-                f"has {placed.nbytes}"
+                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
             )
-        if leaf.offset != placed.offset:
+        if leaf.offset != offset:
             raise InvalidManifest(
-                f"{where}.offset is {leaf.offset} and must be {placed.offset}: ascending, {ALIGNMENT}-byte aligned, "
+                f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
                 "no overlap and no gap beyond padding"
             )
-        _check_encoding(leaf, manifest.leaves[:index], where)
+        end = offset + nbytes if nbytes else end
+        _check_encoding(leaf, manifest.leaves, where)
 
 
-def _check_encoding(leaf: Leaf, before: tuple[Leaf, ...], where: str) -> None:
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _check_encoding(leaf: Leaf, leaves: tuple[Leaf, ...], where: str) -> None:
     if (leaf.alias_of is None) == (leaf.encoding == "alias"):
         raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
     if leaf.encoding == "bits" and leaf.dtype != "bool":
@@ -180,9 +197,9 @@ def _check_encoding(leaf: Leaf, before: tuple[Leaf, ...], where: str) -> None:
     if leaf.kind == "key" and leaf.key_impl is None:
         raise InvalidManifest(f"{where} is a PRNG key without key_impl")
     if leaf.alias_of is not None:
-        if leaf.alias_of >= len(before) or before[leaf.alias_of].encoding == "alias":
+        if leaf.alias_of >= leaf.index or leaves[leaf.alias_of].encoding == "alias":
             raise InvalidManifest(
                 f"{where}.alias_of is {leaf.alias_of}; it must be an earlier leaf that has bytes"
             )
-        if before[leaf.alias_of].array_nbytes != leaf.array_nbytes:
+        if leaves[leaf.alias_of].array_nbytes != leaf.array_nbytes:
             raise InvalidManifest(f"{where} and leaves[{leaf.alias_of}], which it repeats, differ in size")

@@ -1,7 +1,7 @@
 """Trees: pytree structures written down, compared and built again without pickling anything.
 
 A description is a list of nodes in preorder, so its depth costs nothing.
-A node of one of Python's containers can be built again anywhere.
+A node of one of Python's containers can be built again anywhere, if its keys can.
 A node of any other type is described by its name, its static data where that is plain, and the number of its
 children; without the type at hand it is built as a tuple, as `jax.vjp` itself does in ``args_res``.
 """
@@ -9,17 +9,16 @@ children; without the type at hand it is built as a tuple, as `jax.vjp` itself d
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten, tree_leaves_with_path, tree_structure
+from jax.tree_util import keystr, tree_leaves_with_path, tree_structure
 
 from residual_client.jax_compat import TreeDef, children_of, is_sentinel, node_of
+from residual_store.tree import Node, arity, leaf_count, split
 
-__all__ = ["argument_paths", "arity", "build", "describe", "difference", "leaves_of", "mirrors"]
-
-type Node = list[Any]
+__all__ = ["argument_paths", "build", "describe", "difference", "leaves_of", "mirrors"]
 
 _FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}
 
@@ -66,6 +65,8 @@ def _key(key: object) -> list[Any]:
         return ["text", key] if _is_utf8(key) else ["surrogates", key.encode("utf-8", "surrogatepass")]
     if type(key) is bool or (type(key) is int and -(1 << 63) <= key < 1 << 63) or type(key) in (float, bytes):
         return [type(key).__name__, key]
+    if type(key) is tuple:
+        return ["tuple", [_key(part) for part in key]]
     return ["other", ascii(key)]
 
 
@@ -91,29 +92,23 @@ def _plain_text(static: Any) -> str:
     return ascii(static)
 
 
-def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: dict[int, TreeDef] | None = None) -> Any:
+def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: Mapping[int, TreeDef] | None = None) -> Any:
     """The tree with this description and these leaves.
 
-    ``like`` has a treedef for some children of the root, which goes first because it knows custom types.
+    ``like`` has a treedef for some children of the root; it goes first because it knows every type and key.
 
     >>> build(describe(tree_structure((1, {"a": 2}))), ["x", "y"])
     ('x', {'a': 'y'})
     """
-    rest, values = iter(nodes), iter(leaves)
-    root = next(rest)
-    children = []
-    for index in range(arity(root)):
+    if nodes[0][0] == "leaf":
+        return leaves[0]
+    children, start = [], 0
+    for index, part in enumerate(split(nodes)):
+        own = leaves[start : start + leaf_count(part)]
         given = (like or {}).get(index)
-        child = _build(rest, values)
-        children.append(child if given is None else given.unflatten(_flat(child, given.num_leaves)))
-    return _container(root, children) if root[0] != "leaf" else next(values)
-
-
-def _flat(tree: Any, count: int) -> list[Any]:
-    # The leaves are gradients: arrays, and numpy arrays for float0.
-    leaves, _ = tree_flatten(tree)
-    assert len(leaves) == count
-    return leaves
+        children.append(_build(iter(part), iter(own)) if given is None else given.unflatten(own))
+        start += len(own)
+    return _container(nodes[0], children)
 
 
 def _build(nodes: Iterator[Node], leaves: Iterator[Any]) -> Any:
@@ -137,31 +132,33 @@ def _build(nodes: Iterator[Node], leaves: Iterator[Any]) -> Any:
             return value
 
 
-def arity(node: Node) -> int:
-    """The number of children of a node."""
-    if node[0] in ("leaf", "none"):
-        return 0
-    count: int = node[1] if isinstance(node[1], int) else len(node[1])
-    return count
-
-
 def _container(node: Node, children: list[Any]) -> Any:
+    if node[0] == "none":
+        return None
+    if node[0] == "list":
+        return children
+    if node[0] not in ("dict", "OrderedDict", "defaultdict") or not all(map(_can_be_built, node[1])):
+        return tuple(children)
+    items = zip(map(_key_value, node[1]), children, strict=True)
     match node[0]:
-        case "none":
-            return None
-        case "list":
-            return children
-        case "dict":
-            return dict(zip(map(_key_value, node[1]), children, strict=True))
         case "OrderedDict":
-            return OrderedDict(zip(map(_key_value, node[1]), children, strict=True))
+            return OrderedDict(items)
         case "defaultdict":
-            return defaultdict(_FACTORIES.get(node[2]), zip(map(_key_value, node[1]), children, strict=True))
-    return tuple(children)
+            return defaultdict(_FACTORIES.get(node[2]), items)
+    return dict(items)
+
+
+def _can_be_built(key: list[Any]) -> bool:
+    return all(map(_can_be_built, key[1])) if key[0] == "tuple" else key[0] != "other"
 
 
 def _key_value(key: list[Any]) -> Any:
-    return key[1].decode("utf-8", "surrogatepass") if key[0] == "surrogates" else key[1]
+    match key[0]:
+        case "surrogates":
+            return key[1].decode("utf-8", "surrogatepass")
+        case "tuple":
+            return tuple(map(_key_value, key[1]))
+    return key[1]
 
 
 def difference(recorded: Sequence[Node], given: Sequence[Node], *, root: str) -> str | None:

@@ -26,6 +26,7 @@ from residual_store.bundle import digest_of
 from residual_store.dtypes import FLOAT0
 from residual_store.errors import ArgumentMismatch
 from residual_store.manifest import Argument, State
+from residual_store.tree import leaf_count, split
 
 __all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "residuals_of", "shortened"]
 
@@ -109,28 +110,12 @@ def check_arguments(
         )
     values: dict[int, Any] = {}
     position = 0
-    for index, nodes in enumerate(_split(in_tree)):
-        leaves = sum(node[0] == "leaf" for node in nodes)
+    for index, nodes in enumerate(split(in_tree)):
         if args[index] is not None:
             given = _checked_tree(args[index], nodes, f"args[{index}]")
             values |= {position + offset: value for offset, value in enumerate(given)}
-        position += leaves
+        position += leaf_count(nodes)
     return {index: _checked_leaf(value, arguments[index]) for index, value in values.items()}
-
-
-def _split(in_tree: Sequence[list[Any]]) -> list[list[list[Any]]]:
-    """The nodes of each argument out of the nodes of all."""
-    parts: list[list[list[Any]]] = []
-    missing = 0
-    for node in in_tree[1:]:
-        if not missing:
-            parts.append([])
-            missing = 1
-        parts[-1].append(node)
-        missing += (
-            0 if node[0] in ("leaf", "none") else node[1] if isinstance(node[1], int) else len(node[1])
-        ) - 1
-    return parts
 
 
 def _checked_tree(arg: Any, nodes: list[list[Any]], path: str) -> list[Any]:
