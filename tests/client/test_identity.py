@@ -1,0 +1,196 @@
+"""Fingerprints: what makes a program another one, and what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import residual_client as rc
+from residual_store.errors import ProgramMismatch
+from tests.cases.case import ramp
+from tests.client.bits import bits_of
+from tests.client.identity_child import imported
+
+_REPOSITORY = Path(__file__).parents[2]
+
+_MODEL = '''\
+"""A model with a rule of its own."""
+import jax
+import jax.numpy as jnp
+
+
+@jax.custom_vjp
+def act(x):
+    """Sine, with a gradient that is scaled."""
+    return jnp.sin(x)
+
+
+def act_fwd(x):
+    return act(x), jnp.cos(x)
+
+
+def act_bwd(cosine, g):
+    return (g * cosine * 1.5,)
+
+
+act.defvjp(act_fwd, act_bwd)
+
+
+def model(params, x):
+    for name in ("first", "second"):
+        x = act(x @ params[name])
+    return jax.lax.fori_loop(0, 2, lambda step, x: jnp.tanh(x) * (step + 1), x)
+
+
+def forward():
+    w = (jnp.arange(16.0).reshape(4, 4) - 8) * 0.1
+    return jax.vjp(model, {"second": w, "first": w * 2}, jnp.arange(1.0, 5.0))
+'''
+
+_COSMETIC = {
+    "nothing": ("", ""),
+    "a docstring": ("Sine, with a gradient that is scaled.", "The sine function."),
+    "no docstring": ('    """Sine, with a gradient that is scaled."""\n', ""),
+    "a comment": ("    return (g", "    # The chain rule.\n    return (g"),
+    "moved lines": ("@jax.custom_vjp", "\n" * 40 + "@jax.custom_vjp"),
+    "other spacing": ("(g * cosine * 1.5,)", "(\n        g\n        * cosine\n        * 1.5,\n    )"),
+    "a local name": ("x = act(x @ params[name])", "h = x @ params[name]; x = act(h)"),
+    "an argument's name": (
+        "def act_bwd(cosine, g):\n    return (g * cosine",
+        "def act_bwd(c, ct):\n    return (ct * c",
+    ),
+    "an unused function": ("def forward", "def unused():\n    return 1\n\n\ndef forward"),
+    "a type annotation": (
+        "def act_bwd(cosine, g):",
+        "def act_bwd(cosine: jax.Array, g: jax.Array) -> tuple[jax.Array]:",
+    ),
+}
+"""Edits that leave the program what it is: a part of the source and what stands there instead."""
+
+_FORWARD_ONLY = {
+    "what the forward computes": ("return jnp.sin(x)", "return jnp.sin(x) * 2"),
+    "what the rule saves": ("act(x), jnp.cos(x)", "act(x), jnp.sin(x)"),
+}
+"""Edits of the forward alone: its results are stored already, and the backward is the same."""
+
+_SUBSTANTIAL = {
+    "a constant of the rule": ("1.5", "1.6"),
+    "the sign of the rule": ("g * cosine * 1.5", "g * cosine * -1.5"),
+    "what the rule computes": ("g * cosine * 1.5", "(g + 0.1) * cosine * 1.5"),
+    "the order of the layers": ('("first", "second")', '("second", "first")'),
+    "the number of steps": ("fori_loop(0, 2,", "fori_loop(0, 3,"),
+}
+"""Edits that change the gradient."""
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """The gradient of the model, and what two processes with other hash seeds make of it through every edit."""
+    folder = tmp_path_factory.mktemp("models")
+    url = f"file://{tmp_path_factory.mktemp('store')}"
+    paths = {}
+    for name, (old, new) in {**_COSMETIC, **_FORWARD_ONLY, **_SUBSTANTIAL}.items():
+        assert old in _MODEL
+        paths[name] = str(folder / f"model_{len(paths)}.py")
+        Path(paths[name]).write_text(_MODEL.replace(old, new, 1) if old else _MODEL)
+    y, vjp = imported(paths["nothing"]).forward()
+    with rc.connect(url) as client:
+        client.offload(vjp, "identity/model")
+    children = {}
+    for seed in ("1", "4000"):
+        children[seed] = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.client.identity_child", url, "identity/model"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_REPOSITORY,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+    said = {seed: json.loads(child.communicate(json.dumps(paths))[0]) for seed, child in children.items()}
+    return bits_of(vjp(jnp.ones_like(y))), said
+
+
+@pytest.mark.parametrize("edit", _COSMETIC)
+def test_a_cosmetic_edit_is_accepted(edited: tuple[list[str], dict[str, dict[str, Any]]], edit: str) -> None:
+    """Comments, docstrings, names, places and hash seeds are no part of a program, so the gradient is there at once."""
+    gradient, said = edited
+    assert [answers[edit] for answers in said.values()] == [gradient] * 2
+
+
+@pytest.mark.parametrize("edit", _FORWARD_ONLY)
+def test_an_edit_of_the_forward_alone_changes_nothing(
+    edited: tuple[list[str], dict[str, dict[str, Any]]], edit: str
+) -> None:
+    """The stored residuals go into the same backward, so the gradient is that of the forward that was stored."""
+    gradient, said = edited
+    assert [answers[edit] for answers in said.values()] == [gradient] * 2
+
+
+@pytest.mark.parametrize("edit", _SUBSTANTIAL)
+def test_an_edit_of_the_program_is_refused(
+    edited: tuple[list[str], dict[str, dict[str, Any]]], edit: str
+) -> None:
+    """Whatever changes the gradient changes the program; the refusal names the key and the first difference."""
+    for answers in edited[1].values():
+        assert answers[edit].startswith(
+            "ProgramMismatch: 'identity/model' was made by another backward program"
+        )
+        assert re.search(r"(of the lowered backward|leaves differ:) was .* and is ", answers[edit])
+        assert "pass like= from the same function and arguments" in answers[edit]
+
+
+@pytest.fixture
+def client() -> Iterator[rc.Client]:
+    """A client of an empty store in this process."""
+    with rc.connect("memory://") as client:
+        yield client
+
+
+def scaled(scale: Any) -> Any:
+    """A VJP object whose backward multiplies by ``scale``, which its jaxpr's text does not show."""
+
+    @jax.custom_vjp
+    def sine(x: Any) -> Any:
+        return jnp.sin(x)
+
+    def backward(cosine: Any, g: Any) -> Any:
+        return (g * cosine * scale,)
+
+    sine.defvjp(lambda x: (sine(x), jnp.cos(x)), backward)
+    return jax.vjp(sine, ramp(4096) if np.size(scale) > 1 else ramp())[1]
+
+
+def test_rules_that_differ_in_a_constant_are_told_apart(client: rc.Client) -> None:
+    """Their jaxprs print alike, because a custom rule is printed by its name; the lowered backwards differ."""
+    one, other = scaled(1.0), scaled(5.0)
+    assert str(one.jaxpr) == str(other.jaxpr)
+    client.offload(one, "run/rule")
+    with pytest.raises(
+        ProgramMismatch, match=r"line \d+ of the lowered backward was .*1.0.*dense<5.000000e\+00>|dense<5"
+    ):
+        client.restore("run/rule", like=other)
+    accepted = rc.Client(client.store).restore("run/rule", like=scaled(1.0))
+    assert bits_of(accepted(jnp.ones(4))) == bits_of(one(jnp.ones(4)))
+
+
+def test_one_element_of_a_large_constant_makes_another_program(client: rc.Client) -> None:
+    """Constants count in full, however large, and not as the few elements that a printer shows."""
+    table = np.arange(4096, dtype=np.float32)
+    other = table.copy()
+    other[2048] += 1
+    client.offload(scaled(table), "run/table")
+    with pytest.raises(ProgramMismatch, match="'run/table'"):
+        client.restore("run/table", like=scaled(other))
+    accepted = rc.Client(client.store).restore("run/table", like=scaled(table.copy()))
+    assert bits_of(accepted(jnp.ones(4096))) == bits_of(scaled(table)(jnp.ones(4096)))

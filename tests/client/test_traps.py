@@ -1,0 +1,402 @@
+"""What goes wrong without an error elsewhere: here it is refused by name, or the number is right."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import tree_leaves, tree_structure
+
+import residual_client as rc
+from residual_client.programs import EagerForwardWarning
+from residual_store.errors import (
+    AlreadyExists,
+    ArgumentMismatch,
+    BundleReplaced,
+    GradientRefused,
+    InvalidOption,
+    LeafUnavailable,
+    NotFound,
+    ProgramMismatch,
+    ProgramUnavailable,
+)
+from tests.cases.arguments import layer
+from tests.cases.case import matrix, ramp
+from tests.cases.sharded import mesh_of, spread
+from tests.cases.structured import sine_times
+from tests.client.bits import bits_of
+from tests.servers import Server
+
+
+@pytest.fixture
+def client() -> Iterator[rc.Client]:
+    """A client of an empty store in this process."""
+    with rc.connect("memory://") as client:
+        yield client
+
+
+@pytest.fixture(params=["memory", "file", "http"])
+def any_client(request: pytest.FixtureRequest, tmp_path: Path, memory_server: Server) -> Iterator[rc.Client]:
+    """A client of each kind of store."""
+    urls = {"memory": "memory://", "file": f"file://{tmp_path}", "http": memory_server.url}
+    with rc.connect(urls[request.param]) as client:
+        yield client
+
+
+# Values inside of the treedef
+
+
+def test_a_dummy_forward_with_other_literals_is_refused(client: rc.Client) -> None:
+    """Python scalars are literals of the program, so a forward with other scalars is another program."""
+    client.offload(jax.vjp(lambda a, b: a * b, 2.0, 3.0)[1], "run/scalars")
+    dummy = jax.vjp(lambda a, b: a * b, 0.0, 0.0)[1]
+    with pytest.raises(ProgramMismatch) as refusal:
+        client.restore("run/scalars", like=dummy)
+    text = str(refusal.value)
+    assert "'run/scalars'" in text
+    assert "dense<3.000000e+00>" in text
+    assert "dense<0.000000e+00>" in text
+    assert "pass like= from the same function and arguments" in text
+    assert [float(g) for g in client.restore("run/scalars")(1.0)] == [3.0, 2.0]
+
+
+def test_a_branch_taken_on_a_value_is_another_program(client: rc.Client) -> None:
+    """Both branches have one signature, f32[] in and f32[] out, and yet only the one that ran is accepted."""
+
+    def branching(a: Any) -> Any:
+        return jnp.sin(a) if a > 0 else jnp.sqrt(1 - a)
+
+    client.offload(jax.vjp(branching, jnp.float32(1.0))[1], "run/branch")
+    with pytest.raises(ProgramMismatch, match="line 4 of the lowered backward was"):
+        client.restore("run/branch", like=jax.vjp(branching, jnp.float32(-1.0))[1])
+
+
+def test_scalars_of_a_jitted_forward_are_leaves(client: rc.Client) -> None:
+    """Under jit a scalar is a residual like any other, so dummy scalars describe the program well enough."""
+    forward = jax.jit(lambda a, b: jax.vjp(lambda a, b: a * b, a, b))
+    client.offload(forward(2.0, 3.0)[1], "run/scalars")
+    restored = rc.Client(client.store).restore("run/scalars", like=jax.eval_shape(forward, 0.0, 0.0)[1])
+    assert [float(g) for g in restored(1.0)] == [3.0, 2.0]
+
+
+def test_a_bundle_needs_a_traced_program(client: rc.Client) -> None:
+    """A client that has not traced the program says what to pass, and that there is a way without the source."""
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/layer")
+    with pytest.raises(ProgramUnavailable) as refusal:
+        rc.Client(client.store).restore("run/layer")
+    assert "'run/layer'" in str(refusal.value)
+    assert "like=jax.eval_shape(forward, *args)[1]" in str(refusal.value)
+    assert "client.backward" in str(refusal.value)
+    assert refusal.value.fields["key"] == "run/layer"
+
+
+# The states of arguments
+
+
+def test_what_is_not_needed_is_not_none(client: rc.Client) -> None:
+    """The three states of an argument are kept by position, and each comes back as what it was."""
+
+    def mixed(a: Any, b: Any, c: Any) -> Any:
+        return a + jnp.sin(b) + b * b + 2 * c
+
+    args = (ramp(), ramp() + 1, ramp() + 5)
+    vjp = jax.vjp(mixed, *args, saveable_args=False)[1]
+    handle = client.offload(vjp, "run/states")
+    states = [(one.path, one.state) for one in client.store.manifest("run/states").arguments]
+    assert states == [("args[0]", "not_needed"), ("args[1]", "not_saveable"), ("args[2]", "not_needed")]
+    restored = client.restore(handle)
+    assert [type(one).__name__ for one in restored.args_res] == ["NotNeeded", "NotSaveable", "NotNeeded"]
+    wanted = jax.vjp(mixed, *args)[1](jnp.ones(4))
+    assert bits_of(client.restore(handle, args=(None, args[1], None))(jnp.ones(4))) == bits_of(wanted)
+
+
+def test_none_in_the_place_of_a_sentinel_is_refused_at_the_offload(client: rc.Client) -> None:
+    """None is an empty node, so it would shift every later argument; the offload names the first one."""
+    vjp = jax.vjp(lambda a, b: a + b * b, ramp(), ramp(), saveable_args=False)[1]
+    vjp.args_res = [None, ramp()]
+    with pytest.raises(ArgumentMismatch, match=r"args\[0\] was a leaf and is None; assign values"):
+        client.offload(vjp)
+
+
+def test_a_leaf_of_another_dtype_put_in_by_hand_is_refused(client: rc.Client) -> None:
+    """JAX computes on with whatever stands in args_res, so a leaf that its program does not expect is named."""
+    forward = jax.jit(lambda w, x: jax.vjp(layer, w, x)[1])
+    client.offload(forward(matrix(), ramp()), "run/good")
+    edited = forward(matrix(), ramp())
+    edited.args_res[0] = matrix().astype(jnp.bfloat16)
+    with pytest.raises(GradientRefused, match=r"args\[0\]"):
+        client.offload(edited, "run/edited")
+
+
+def test_a_plain_dict_put_in_by_hand_for_an_ordereddict_is_refused(client: rc.Client) -> None:
+    """The two flatten in different orders, so two gradients would change places."""
+    params = OrderedDict([("z", ramp()), ("a", 5 * ramp())])
+    vjp = jax.vjp(lambda p: jnp.sum(p["z"] * p["a"]), params, saveable_args=False)[1]
+    vjp.args_res = [dict(params)]
+    with pytest.raises(ArgumentMismatch, match=r"args\[0\] was an OrderedDict with the keys \['z', 'a'\]"):
+        client.offload(vjp, "run/ordered")
+
+
+# Leaves that cannot be read, and leaves that change
+
+
+@pytest.mark.parametrize("key", [None, "run/donated"])
+def test_a_donated_leaf_is_named_at_the_call(client: rc.Client, key: str | None) -> None:
+    """A leaf whose buffer was given away is refused by its path, and not in a thread later on."""
+    w, x = {"w": matrix() + 0}, ramp()
+    vjp = jax.vjp(lambda p, x: layer(p["w"], x), w, x)[1]
+    jax.jit(lambda w: w + 1, donate_argnums=0)(w["w"])
+    with pytest.raises(LeafUnavailable, match=r"args\[0\]\['w'\] was deleted or donated") as refusal:
+        client.offload(vjp, key)
+    assert refusal.value.fields["leaf"] == "args[0]['w']"
+
+
+@pytest.mark.parametrize("key", [None, "run/traced"])
+def test_a_traced_leaf_is_named_at_the_call(client: rc.Client, key: str | None) -> None:
+    """Inside of jit there are no values to store; the text says where to offload instead."""
+
+    @jax.jit
+    def step(w: Any, x: Any) -> Any:
+        y, vjp = jax.vjp(layer, w, x)
+        client.offload(vjp, key)
+        return y
+
+    with pytest.raises(LeafUnavailable, match=r"args\[0\] is being traced.*offload it outside"):
+        step(matrix(), ramp())
+
+
+@pytest.mark.parametrize("key", [None, "run/abstract"])
+def test_an_abstract_leaf_is_named_at_the_call(client: rc.Client, key: str | None) -> None:
+    """A VJP object of shapes alone has nothing to store."""
+    vjp = jax.eval_shape(lambda w, x: jax.vjp(layer, w, x)[1], matrix(), ramp())
+    with pytest.raises(LeafUnavailable, match=r"args\[0\] is a ShapeDtypeStruct and not an array"):
+        client.offload(vjp, key)
+
+
+def test_an_unreduced_leaf_is_named_at_the_call(client: rc.Client) -> None:
+    """A leaf that is a sum still to be made over devices has no value to read."""
+    mesh = mesh_of(4)
+    a, b = spread(matrix(2, 8), mesh, None, "i"), spread(matrix(8, 2), mesh, "i", None)
+    partial_sums = jax.sharding.PartitionSpec(unreduced={"i"})
+
+    @jax.custom_vjp
+    def summed(a: Any, b: Any) -> Any:
+        return jnp.sum(a)
+
+    summed.defvjp(
+        lambda a, b: (jnp.sum(a), jnp.einsum("ij,jk->ik", a, b, out_sharding=partial_sums)),
+        lambda _, g: (jnp.zeros_like(a), jnp.zeros_like(b)),
+    )
+    with jax.set_mesh(mesh):
+        vjp = jax.jit(lambda a, b: jax.vjp(summed, a, b)[1])(a, b)
+        for key in (None, "run/unreduced"):
+            with pytest.raises(LeafUnavailable, match=r"opaque_residuals\[0\]"):
+                client.offload(vjp, key)
+
+
+def test_a_numpy_buffer_that_changes_after_the_offload_changes_nothing(any_client: rc.Client) -> None:
+    """JAX aliases numpy arguments; what is stored are the bytes of the moment of the call."""
+    buffer = np.arange(4096, dtype=np.float32)
+    vjp = jax.vjp(lambda z: z * z, buffer)[1]
+    handles = [any_client.offload(vjp), any_client.offload(vjp, "mutated/numpy", if_exists="replace")]
+    buffer[:] = 0
+    for handle in handles:
+        assert any_client.restore(handle)(jnp.ones(4096))[0][5] == 10.0
+
+
+def test_an_array_donated_after_the_offload_changes_nothing(any_client: rc.Client) -> None:
+    """Once offload has returned, the device buffer may be given away and written over."""
+    x = jnp.arange(4096.0) + 0
+    vjp = jax.vjp(lambda z: z * z, x)[1]
+    handles = [any_client.offload(vjp), any_client.offload(vjp, "mutated/donated", if_exists="replace")]
+    jax.jit(lambda z: z * 0, donate_argnums=0)(x)
+    for handle in handles:
+        assert any_client.restore(handle)(jnp.ones(4096))[0][5] == 10.0
+
+
+def test_a_restored_array_is_not_an_alias_of_what_is_stored(any_client: rc.Client) -> None:
+    """Donating a restored leaf gives away memory of its own, so the next restore is right."""
+    handle = any_client.offload(jax.vjp(lambda z: z * z, jnp.arange(4096.0))[1])
+    for _ in range(3):
+        leaf = tree_leaves(any_client.restore(handle))[0]
+        assert jax.jit(lambda z: z * 0 - 1, donate_argnums=0)(leaf)[5] == -1.0
+    assert any_client.restore(handle)(jnp.ones(4096))[0][5] == 10.0
+
+
+def test_a_restored_array_outlives_what_is_stored(any_client: rc.Client) -> None:
+    """When the bundle is deleted and others take its memory, arrays that were restored from it keep their values."""
+    forward = jax.jit(lambda z: jax.vjp(lambda z: z * z, z)[1])
+    any_client.offload(forward(jnp.arange(4096.0)), "outlived/first")
+    restored = any_client.restore("outlived/first")
+    any_client.store.delete("outlived/first")
+    for number in range(8):
+        any_client.offload(forward(jnp.full(4096, 7.0).at[0].set(number)), f"outlived/{number}")
+    assert restored(jnp.ones(4096))[0][5] == 10.0
+    any_client.store.delete_prefix("outlived/")
+
+
+def test_only_a_vjp_object_is_taken(client: rc.Client) -> None:
+    """What is no VJP object is refused by its type, also its leaves and a VJP with its refs bound already."""
+    vjp = jax.vjp(jnp.sin, ramp())[1]
+    for wrong in (jnp.sin, ramp(), (vjp,), tree_leaves(vjp), vjp.with_refs(jax.ad.GradValue())):
+        with pytest.raises(TypeError, match=f"and this is a {type(wrong).__name__}"):
+            client.offload(wrong)
+
+
+def test_a_ref_argument_works_from_its_handle_and_nowhere_else(client: rc.Client) -> None:
+    """The gradient of a Ref goes into a Ref, which no stored program can do; the receipt says so."""
+
+    def read(ref: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(ref[...]) * x)
+
+    vjp = jax.vjp(read, jax.new_ref(ramp()), ramp())[1]
+    handle = client.offload(vjp, "run/ref")
+    assert "Ref" in str(handle.wait().no_program)
+    direct, restored = jax.new_ref(jnp.zeros(4)), jax.new_ref(jnp.zeros(4))
+    vjp.with_refs(direct, jax.ad.DontWant())(1.0)
+    client.restore(handle).with_refs(restored, jax.ad.DontWant())(1.0)
+    assert bits_of(restored[...]) == bits_of(direct[...])
+    with pytest.raises(
+        ProgramMismatch, match=r"'run/ref' cannot be restored through another VJP object.*Ref"
+    ):
+        client.restore("run/ref", like=vjp)
+    with pytest.raises(ProgramUnavailable, match="with_refs"):
+        client.backward("run/ref")
+
+
+# What saveable_args does not cover, and what is sent once
+
+
+def test_a_copy_of_a_leaf_is_sent_once(client: rc.Client) -> None:
+    """A closed-over copy of an argument has its bytes, and costs nothing; the receipt says how much that was."""
+    w = jnp.asarray(np.arange(64 * 64, dtype=np.float32).reshape(64, 64))
+    copy = w + 0
+    vjp = jax.vjp(lambda w, x: jnp.sin(x @ w) @ copy, w, ramp(64))[1]
+    receipt = client.offload(vjp).wait()
+    assert receipt.saved_bytes["alias"] == w.nbytes
+    assert receipt.array_nbytes - receipt.nbytes >= w.nbytes - 64 * receipt.leaves
+
+
+def test_a_structured_residual_that_is_one_array_twice_is_one_again(any_client: rc.Client) -> None:
+    """An alias costs no bytes, and does not double the memory of the process that restores it."""
+    vjp = jax.vjp(lambda a, b: jnp.sum(sine_times(a, b)), ramp(), ramp() * 2)[1]
+    arrays = len({id(leaf) for leaf in tree_leaves(vjp)})
+    handle = any_client.offload(vjp, "aliased/structured", if_exists="replace")
+    for source in (handle, handle.key):
+        leaves = tree_leaves(any_client.restore(source))
+        assert (len(leaves), len({id(leaf) for leaf in leaves})) == (4, arrays)
+        assert arrays == 3
+
+
+# Weak types and compilation
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_twenty_steps_trace_the_backward_once(client: rc.Client, named: bool) -> None:
+    """Weak types and the treedef come back as they were, so a jitted backward is traced for the first step only."""
+    traced = []
+    forward = jax.jit(lambda a, w, x: jax.vjp(lambda a, w, x: jnp.tanh(x @ w) * a, a, w, x))
+
+    @jax.jit
+    def backward(vjp: Any, y_bar: Any) -> Any:
+        traced.append(tree_structure(vjp))
+        return vjp(y_bar)
+
+    for step in range(20):
+        y, vjp = forward(jnp.asarray(2.0), matrix(scale=0.1 + step), ramp())
+        handle = client.offload(vjp, f"run/step-{step}" if named else None)
+        restored = client.restore(handle if step % 2 else handle.key) if named else client.restore(handle)
+        assert [leaf.weak_type for leaf in tree_leaves(restored)] == [
+            leaf.weak_type for leaf in tree_leaves(vjp)
+        ]
+        backward(restored, jnp.ones_like(y))
+    assert len(traced) == 1
+
+
+def test_an_eager_forward_is_warned_of_once(client: rc.Client) -> None:
+    """An eager forward makes a new treedef at every call, which costs a lowering; the warning says what to do."""
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-0")
+    with pytest.warns(
+        EagerForwardWarning, match=r"jit the forward: jax\.jit\(lambda \*args: jax\.vjp\(f, \*args\)\)"
+    ):
+        client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-1")
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-2")
+    assert len({stat.fingerprint for stat in client.store.list().entries}) == 1
+
+
+# Keys and handles
+
+
+def test_a_key_that_is_not_there_is_named(client: rc.Client) -> None:
+    """A missing bundle is named by its key."""
+    for look in (client.restore, client.backward):
+        with pytest.raises(NotFound, match="'run/nothing'"):
+            look("run/nothing")
+
+
+def test_a_handle_never_restores_what_took_its_place(client: rc.Client) -> None:
+    """The bundle that a handle stands for is the one with its bytes, not the one with its key."""
+    forward = jax.jit(lambda w, x: jax.vjp(layer, w, x)[1])
+    handle = client.offload(forward(matrix(), ramp()), "run/replaced")
+    with pytest.raises(AlreadyExists, match=r"'run/replaced'.*if_exists=replace"):
+        client.offload(forward(matrix(), ramp() * 2), "run/replaced")
+    client.offload(forward(matrix(), ramp() * 2), "run/replaced", if_exists="replace")
+    with pytest.raises(BundleReplaced, match=r"'run/replaced' was replaced.*restore by key"):
+        client.restore(handle)
+
+
+def test_a_scratch_bundle_belongs_to_its_handle(client: rc.Client) -> None:
+    """It cannot travel, and says how to name a bundle that can."""
+    vjp = jax.vjp(layer, matrix(), ramp())[1]
+    handle = client.offload(vjp)
+    with pytest.raises(InvalidOption, match="pass a key to offload"):
+        handle.to_json()
+    with pytest.raises(ProgramMismatch, match="scratch bundle; restore it from the handle"):
+        rc.Client(client.store).restore(handle.key, like=vjp)
+    with pytest.raises(ProgramUnavailable, match="scratch"):
+        client.backward(handle)
+
+
+# Callers of every kind
+
+
+def test_from_a_running_event_loop_and_from_another_thread(any_client: rc.Client) -> None:
+    """Blocking calls work inside of a running loop, and a client made in one thread works in another."""
+    vjp = jax.vjp(lambda x: x * x, ramp())[1]
+    found: list[Any] = []
+
+    def round_trip() -> None:
+        found.append(any_client.restore(any_client.offload(vjp))(jnp.ones(4)))
+
+    async def inside_a_loop() -> None:
+        round_trip()
+
+    asyncio.run(inside_a_loop())
+    thread = threading.Thread(target=round_trip)
+    thread.start()
+    thread.join()
+    assert [bits_of(one) for one in found] == [bits_of(vjp(jnp.ones(4)))] * 2
+
+
+def test_a_failing_call_leaves_the_client_usable(client: rc.Client) -> None:
+    """After a refusal the next call works as if nothing had happened."""
+    vjp = jax.vjp(layer, matrix(), ramp(), saveable_args=(False, True))[1]
+    handle = client.offload(vjp, "run/again")
+    refused: list[Callable[[], Any]] = [
+        lambda: client.restore(handle, args=(ramp(), None)),
+        lambda: client.restore("run/nothing"),
+        lambda: client.offload(ramp()),
+    ]
+    for call in refused:
+        with pytest.raises((ArgumentMismatch, NotFound, TypeError)):
+            call()
+    wanted = jax.vjp(layer, matrix(), ramp())[1](jnp.ones(4))
+    assert bits_of(client.restore(handle, args=(matrix(), None))(jnp.ones(4))) == bits_of(wanted)

@@ -1,0 +1,42 @@
+"""What lies below a durable root, looked at without the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["data_files", "generations", "leftovers"]
+
+
+def generations(root: Path) -> dict[str, list[Path]]:
+    """Key -> directories of its generations, whether they are committed or not."""
+    found: dict[str, list[Path]] = {}
+    for folder in sorted((root / "bundles").rglob("@*")):
+        found.setdefault(str(folder.parent.relative_to(root / "bundles")), []).append(folder)
+    return found
+
+
+def data_files(root: Path, key: str) -> list[Path]:
+    """All files of the bundle ``key``."""
+    return sorted(path for path in (root / "bundles" / key).rglob("*") if path.is_file())
+
+
+def leftovers(root: Path, keys: set[str]) -> list[str]:
+    """What lies below ``root`` although it belongs to none of the committed bundles ``keys``, one server being open."""
+    found = []
+    for key, folders in generations(root).items():
+        whole = [folder for folder in folders if (folder / "manifest.ocdbt").is_file()]
+        found += [f"{key}: {len(whole)} committed generations"] if key in keys and len(whole) != 1 else []
+        found += [
+            str(folder.relative_to(root)) for folder in folders if key not in keys or folder not in whole
+        ]
+    for path in (root / "bundles").rglob("*"):
+        inside = any(part.startswith("@") for part in path.relative_to(root).parts)
+        if path.is_file() and (not inside or "lock" in path.name):
+            found.append(str(path.relative_to(root)))
+        if path.is_dir() and not any(path.iterdir()):
+            found.append(f"empty {path.relative_to(root)}")
+    known = {"bundles", "programs", "writers", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
+    found += [path.name for path in root.iterdir() if path.name not in known]
+    writers = [path.name for path in (root / "writers").iterdir() if path.name != "door"]
+    found += [f"{len(writers)} writers: {writers}"] if len(writers) != 1 else []
+    return found

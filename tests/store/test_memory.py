@@ -1,0 +1,58 @@
+"""Host memory as a budget: the oldest bundles are spilled, copies give way, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from residual_store import Settings
+from residual_store.engine.local import LocalStore
+from residual_store.errors import StoreFull
+from tests.servers import until
+from tests.store.bundles import assert_equal, noise
+
+
+def _at(root: Path, settings: Settings | None = None) -> LocalStore:
+    return LocalStore.at(root.as_uri(), settings=settings or Settings())
+
+
+def test_the_oldest_bundles_are_spilled_and_come_back(tmp_path: Path) -> None:
+    """When host memory is used up, the oldest bundles go to the disk with their arrival and lease, the newest stay."""
+    with _at(tmp_path, Settings(host_bytes=10 << 20)) as store:
+        bundles = {f"run/{number}": noise(3 << 20, seed=number) for number in range(6)}
+        stats = {}
+        for key, bundle in bundles.items():
+            store.put(key, bundle, durability="host", ttl=1000)
+            stats[key] = store.stat(key)
+        assert [store.stat(key).tier for key in bundles] == ["durable"] * 3 + ["host"] * 3
+        for key, bundle in bundles.items():
+            stat = store.stat(key)
+            assert (stat.arrived, stat.expires_at) == (stats[key].arrived, stats[key].expires_at)
+            assert_equal(store.get(key), bundle)
+        assert store.usage().spilled >= 3
+        assert store.usage().host_held_bytes <= 10 << 20
+    with _at(tmp_path) as store:
+        assert {entry.key for entry in store.list().entries} >= {"run/0", "run/1", "run/2"}
+
+
+def test_what_cannot_be_got_is_not_put(tmp_path: Path) -> None:
+    """A bundle above the host memory is refused at once, or it is stored and can be got."""
+    with _at(tmp_path, Settings(host_bytes=4 << 20)) as store:
+        bundle = noise(5 << 20)
+        try:
+            store.put("run/a", bundle)
+        except StoreFull:
+            assert store.list().entries == ()
+        else:
+            assert_equal(store.get("run/a"), bundle)
+
+
+def test_a_prefetch_gives_way(tmp_path: Path) -> None:
+    """Copies of durable bundles are dropped for what needs the memory."""
+    with _at(tmp_path, Settings(host_bytes=10 << 20)) as store:
+        for number in range(3):
+            store.put(f"run/{number}", noise(4 << 20, seed=number))
+            store.prefetch(f"run/{number}")
+        assert [store.stat(f"run/{number}").tier for number in range(3)] == ["durable", "host", "host"]
+        store.put("run/big", noise(9 << 20), durability="host")
+        assert store.stat("run/big").tier == "host"
+        until(lambda: store.usage().host_held_bytes <= 10 << 20)
