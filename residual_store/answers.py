@@ -96,10 +96,11 @@ def refusal_of(url: str, answer: Answer) -> ResidualStoreError:
         return InvalidOption(
             f"{url} answers with a redirect, which is not followed; use the URL that it leads to"
         )
-    text = answer.read()
+    # The answer to HEAD has no body, so the problem stands in a header.
+    text = answer.read() or answer.headers["Residual-Problem"]
     try:
         problem = json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         problem = None
     if not isinstance(problem, dict):
         code = {401: "unauthorized", 404: "not-found", 503: "stopping"}.get(answer.status)

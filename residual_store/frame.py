@@ -169,7 +169,10 @@ class FrameReader:
                 "send the bytes of a frame unchanged, with curl --data-binary @file"
             )
         if flags:
-            raise InvalidFrame(f"the frame has flags {flags:#x}; this release knows none")
+            raise InvalidFrame(
+                f"the frame has flags {flags:#x}, and this release knows none; "
+                "send the bytes of a frame unchanged, with curl --data-binary @file"
+            )
         if length > self._settings.max_manifest_bytes:
             raise TooLarge(
                 f"the manifest has {length} bytes; the limit max_manifest_bytes is {self._settings.max_manifest_bytes}"

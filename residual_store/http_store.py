@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import math
 import random
 import select
 import socket
@@ -25,10 +26,13 @@ import numpy.typing as npt
 
 from residual_store.answers import read_as, read_frame, read_leaf, read_nothing, read_program, refusal_of
 from residual_store.bundle import Bundle, digest_of
+from residual_store.endpoint import Endpoint
 from residual_store.errors import (
     Busy,
+    InternalError,
     InvalidOption,
     NotFound,
+    ResidualStoreError,
     Stopping,
     Unreachable,
 )
@@ -64,7 +68,9 @@ class HttpStore:
         self.settings = settings
         self._token = token
         self._idle: deque[http.client.HTTPConnection] = deque()
-        self._connect, self._base = _endpoint(url, settings)
+        endpoint = Endpoint.of(url)
+        self._base = endpoint.base
+        self._connect = _connector(endpoint, settings.connect_seconds)
 
     def close(self) -> None:
         while self._idle:
@@ -96,6 +102,8 @@ class HttpStore:
         return read_as(Receipt, answer)
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
+        if not 0 <= wait < math.inf:
+            raise InvalidOption(f"wait is {wait}; it must be a number of seconds, 0 or more", option="wait")
         deadline = time.monotonic() + wait
         while True:
             patience = min(max(deadline - time.monotonic(), 0.0), self.settings.max_wait_seconds)
@@ -143,11 +151,15 @@ class HttpStore:
     def put_program(self, fingerprint: str, program: bytes) -> None:
         body, digest = _Body(len(program), lambda: [memoryview(program)]), digest_of(program).hex()
         self._exchange(
-            "PUT", f"/v1/programs/{urllib.parse.quote(fingerprint)}", read_nothing, body=body, digest=digest
+            "PUT",
+            f"/v1/programs/{urllib.parse.quote(fingerprint, safe='')}",
+            read_nothing,
+            body=body,
+            digest=digest,
         )
 
     def get_program(self, fingerprint: str) -> bytes:
-        return self._exchange("GET", f"/v1/programs/{urllib.parse.quote(fingerprint)}", read_program)
+        return self._exchange("GET", f"/v1/programs/{urllib.parse.quote(fingerprint, safe='')}", read_program)
 
     # One exchange
 
@@ -210,11 +222,17 @@ class HttpStore:
             if answer.status >= 300:
                 raise refusal_of(self.url, answer)
             result = read(answer)
+        except ResidualStoreError:
+            connection.close()
+            raise
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            if isinstance(error, Unreachable | NotFound):
-                raise
             raise Unreachable(f"{method} {self.url}: {type(error).__name__}: {error}") from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            connection.close()
+            raise InternalError(
+                f"{self.url} gave an answer that is not understood; is it a store? {error}"
+            ) from error
         except BaseException:
             connection.close()
             raise
@@ -284,18 +302,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _endpoint(url: str, settings: Settings) -> tuple[Callable[[], http.client.HTTPConnection], str]:
-    parts = urllib.parse.urlsplit(url)
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise InvalidOption(
-            "the URL of a server has a host, a port and a path; give a token as the option token"
-        )
-    wait, host = settings.connect_seconds, parts.hostname or ""
-    if parts.scheme == "unix":
-        path = urllib.parse.unquote(parts.netloc + parts.path)
-        return (lambda: _UnixConnection(path, timeout=wait)), ""
-    base = parts.path.rstrip("/")
-    if parts.scheme == "https":
+def _connector(endpoint: Endpoint, wait: float) -> Callable[[], http.client.HTTPConnection]:
+    host, port = endpoint.host, endpoint.port
+    if endpoint.scheme == "unix":
+        return lambda: _UnixConnection(endpoint.socket, timeout=wait)
+    if endpoint.scheme == "https":
         context = ssl.create_default_context()
-        return (lambda: http.client.HTTPSConnection(host, parts.port, timeout=wait, context=context)), base
-    return (lambda: http.client.HTTPConnection(host, parts.port, timeout=wait)), base
+        return lambda: http.client.HTTPSConnection(host, port, timeout=wait, context=context)
+    return lambda: http.client.HTTPConnection(host, port, timeout=wait)

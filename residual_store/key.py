@@ -30,6 +30,10 @@ def check_key(key: str, settings: Settings) -> str:
     segments = check_prefix(key, settings).split("/")
     if len(segments) < 2 or not segments[-1]:
         raise InvalidKey(f"the key {_shown(key)} has no name after its run; {_FORM}")
+    if any(part.endswith(".__lock") for part in segments):
+        raise InvalidKey(
+            f"the key {_shown(key)} has a segment that ends in .__lock, as lock files of the store do"
+        )
     if reserved := _RESERVED.intersection(segments[1:]):
         raise InvalidKey(
             f"the key {_shown(key)} has the segment {min(reserved)!r}, which names a route of the HTTP interface; "

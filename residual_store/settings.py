@@ -5,6 +5,7 @@ A setting is read from the environment as ``RESIDUAL_STORE_<NAME>``, for example
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -157,9 +158,9 @@ def _number(name: str, text: str, kind: type) -> float:
         value: float = kind(text.replace("_", ""))
     except ValueError:
         value = -1
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise InvalidOption(
-            f"RESIDUAL_STORE_{name.upper()} is {text!r}; it must be a {kind.__name__} of 0 or more",
+            f"RESIDUAL_STORE_{name.upper()} is {text!r}; it must be a finite {kind.__name__} of 0 or more",
             option=name,
         )
     return value

@@ -29,6 +29,8 @@ __all__ = ["Database", "Record"]
 
 _RECORD = "record"
 _PACKED = "packed/"
+_CHUNKS = "packed/c/"
+_CHECKSUM_BYTES = 4
 _MARK = b"RSR1"
 _CHUNKS_IN_FLIGHT = 2
 
@@ -145,44 +147,43 @@ class Database:
         return store.write(values, can_reference_source_data_indefinitely=True)
 
     def _chunk_shape(self, shape: Sequence[int], itemsize: int) -> list[int]:
-        """Whole rows, as many as fit into a chunk; the innermost dimensions stay together."""
+        """Whole rows, as many as fit into a chunk; the innermost dimensions stay together.
+
+        All chunks are about equally long, because the last one is stored at the full length of a chunk.
+        """
         room = max(self._settings.chunk_bytes // itemsize, 1)
         chunk: list[int] = []
         for size in reversed(shape):
-            chunk.append(max(min(size, room), 1))
+            pieces = max(-(-size // room), 1)
+            chunk.append(max(-(-size // pieces), 1))
             room = max(room // max(size, 1), 1)
         return chunk[::-1]
 
     # Reading
 
-    def read_record(self) -> Record:
-        """The record; raises `DataLoss` if it is missing or damaged."""
+    def read_record(self) -> Record | None:
+        """The record, or None if nothing has been committed; raises `DataLoss` if it is damaged."""
         try:
             database = ts.KvStore.open(self._spec, context=self._context).result()
-            value = database.read(_RECORD).result()
-            if value.state != "value":
-                raise InvalidManifest("the record is missing")
-            return Record.unpack(value.value, self._settings)
+            found = database.read(_RECORD).result()
+            return Record.unpack(found.value, self._settings) if found.state == "value" else None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataLoss(
-                f"{self._what}: its manifest cannot be read, so none of its leaves can: {error}"
-            ) from error
+            raise DataLoss(f"{self._what}: its manifest cannot be read, so none of its leaves can") from error
 
     def read(self, record: Record, segment: Payload) -> Bundle:
         """All leaves, read into ``segment`` and verified; raises `DataLoss` and names the leaf."""
-        manifest, packed_leaves = record.manifest, record.packed
-        payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
-        packed = np.empty(sum(leaf.nbytes for leaf in packed_leaves), np.uint8)
-        arrays = [
-            (leaf, f"leaves/{leaf.index}/", _as_stored(leaf, payloads[leaf.index])) for leaf in record.large
-        ]
-        arrays += [(packed_leaves[0], _PACKED, packed)] if packed_leaves else []
-        self._read_arrays(arrays)
-        start = 0
-        for leaf in packed_leaves:
-            payloads[leaf.index][:] = packed[start : start + leaf.nbytes]
-            start += leaf.nbytes
-        bundle = Bundle.of_segment(manifest, segment)
+        places = {
+            leaf.index: segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in record.manifest.leaves
+        }
+        self._read_arrays(
+            [(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, places[leaf.index])) for leaf in record.large]
+        )
+        if record.packed:
+            packed, start = self._read_packed(record, slice(0, sum(leaf.nbytes for leaf in record.packed))), 0
+            for leaf in record.packed:
+                places[leaf.index][:] = packed[start : start + leaf.nbytes]
+                start += leaf.nbytes
+        bundle = Bundle.of_segment(record.manifest, segment)
         try:
             bundle.verify(DataLoss)
         except DataLoss as error:
@@ -195,13 +196,35 @@ class Database:
             self._read_arrays([(leaf, f"leaves/{leaf.index}/", _as_stored(leaf, segment))])
         elif leaf.nbytes:
             start = sum(other.nbytes for other in record.packed if other.index < leaf.index)
-            self._read_arrays([(leaf, _PACKED, segment)], part=slice(start, start + leaf.nbytes))
+            segment[:] = self._read_packed(record, slice(start, start + leaf.nbytes))
         if digest_of(segment) != leaf.digest:
             raise DataLoss(
                 f"{self._what}: leaf {leaf.index} ({leaf.path}) is damaged", leaf=leaf.path, index=leaf.index
             )
         segment.flags.writeable = False
         return segment
+
+    def _read_packed(self, record: Record, part: slice) -> Payload:
+        """A part of the packed bytes.
+
+        Where tensorstore refuses a damaged chunk they are taken as they are: the digests tell which leaves are damaged.
+        """
+        packed = np.empty(part.stop - part.start, np.uint8)
+        try:
+            self._read_arrays([(record.packed[0], _PACKED, packed)], part=part)
+        except DataLoss:
+            packed = self._salvage_packed(record)[part]
+        return packed
+
+    def _salvage_packed(self, record: Record) -> Payload:
+        packed = np.zeros(sum(leaf.nbytes for leaf in record.packed), np.uint8)
+        with contextlib.suppress(ValueError):
+            database = ts.KvStore.open(self._spec, context=self._context).result()
+            for key in database.list(ts.KvStore.KeyRange(_CHUNKS, _CHUNKS[:-1] + "0")).result():
+                chunk = np.frombuffer(database.read(key).result().value, np.uint8)[:-_CHECKSUM_BYTES]
+                start = int(key.rpartition(b"/")[2]) * len(chunk)
+                packed[start : start + len(chunk)] = chunk[: max(len(packed) - start, 0)]
+        return packed
 
     def _read_arrays(self, arrays: list[tuple[Leaf, str, Any]], *, part: slice | None = None) -> None:
         """Read all arrays, or a ``part`` of each, straight into the memory of their values.
@@ -238,7 +261,7 @@ class Database:
             yield
         except ValueError as error:
             raise DataLoss(
-                f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk: {error}",
+                f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk",
                 leaf=leaf.path,
                 index=leaf.index,
             ) from error

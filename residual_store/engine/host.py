@@ -17,7 +17,8 @@ __all__ = ["HostTier"]
 class _Held:
     bundle: Bundle
     ttl: float | None
-    is_copy: bool
+    copy_of: str | None = None
+    """The digest of the durable bundle that this is a copy of, if it is one."""
 
 
 class HostTier:
@@ -38,19 +39,20 @@ class HostTier:
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
         """Hold a bundle that is nowhere else."""
         with self._lock:
-            self._held[stat.key] = _Held(bundle, ttl, is_copy=False)
+            self._held[stat.key] = _Held(bundle, ttl)
             self._held.move_to_end(stat.key)
             self.index.set(Entry(stat=stat))
 
-    def put_copy(self, key: str, bundle: Bundle) -> None:
+    def put_copy(self, stat: Stat, bundle: Bundle) -> None:
         """Hold a copy of a durable bundle; it does not show in listings."""
         with self._lock:
-            self._held.setdefault(key, _Held(bundle, None, is_copy=True))
+            if stat.key not in self._held or self._held[stat.key].copy_of is not None:
+                self._held[stat.key] = _Held(bundle, None, copy_of=stat.digest)
 
-    def get(self, key: str) -> Bundle | None:
-        """The bundle or copy with this key, if it is here."""
+    def get(self, key: str, digest: str) -> Bundle | None:
+        """The bundle with this key, or a copy of the durable one with this ``digest``, if it is here."""
         held = self._held.get(key)
-        return None if held is None else held.bundle
+        return None if held is None or held.copy_of not in (None, digest) else held.bundle
 
     def remove(self, key: str) -> None:
         """Let go of a bundle or copy; its memory is free when its last view dies."""
@@ -61,14 +63,14 @@ class HostTier:
     def drop_copy(self) -> bool:
         """Let go of the oldest copy; false if there is none."""
         with self._lock:
-            key = next((key for key, held in self._held.items() if held.is_copy), None)
+            key = next((key for key, held in self._held.items() if held.copy_of is not None), None)
             if key is not None:
                 del self._held[key]
             return key is not None
 
     def oldest(self) -> str | None:
         """The key that arrived first of those that are nowhere else: the backward pass wants it last."""
-        return next((key for key, held in list(self._held.items()) if not held.is_copy), None)
+        return next((key for key, held in list(self._held.items()) if held.copy_of is None), None)
 
     @property
     def resting_bytes(self) -> int:
@@ -82,4 +84,4 @@ class HostTier:
     def as_copy(self, stat: Stat) -> Stat:
         """The stat of a durable bundle that is here as a copy too."""
         held = self._held.get(stat.key)
-        return replace(stat, tier="host") if held is not None and held.is_copy else stat
+        return replace(stat, tier="host") if held is not None and held.copy_of == stat.digest else stat

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from residual_store.errors import InternalError, StoreFull
 from residual_store.key import run_of
 from residual_store.store import RunUsage, Stat, Tier
 
@@ -54,7 +55,7 @@ class Index:
             self._database.close()
 
     def _run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
-        with self._lock:
+        with self._lock, _told_apart():
             return self._database.execute(statement, values).fetchall()
 
     def set(self, entry: Entry) -> None:
@@ -117,11 +118,11 @@ class Index:
     def batch(self) -> Iterator[None]:
         """Make many changes in one transaction."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
+            self._run("BEGIN IMMEDIATE")
             try:
                 yield
             finally:
-                self._database.execute("COMMIT")
+                self._run("COMMIT")
 
     def _entry(self, row: Iterable[object]) -> Entry:
         (
@@ -153,6 +154,20 @@ class Index:
         return Entry(stat=stat, generation=str(generation), paths=str(paths))
 
 
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise StoreFull("there is no room on the disk for the index") from error
+        raise InternalError(f"the index failed: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise InternalError(
+            f"the index is damaged: {error}; stop, delete index.sqlite and start again"
+        ) from error
+
+
 def _open(path: Path | None) -> sqlite3.Connection:
     try:
         return _connect(path)
@@ -172,9 +187,10 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
+    (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if version not in (0, _VERSION) or health != "ok":
         database.close()
-        raise sqlite3.DatabaseError(f"the index has version {version}")
+        raise sqlite3.DatabaseError(f"the index has version {version} and is {health}")
     database.executescript(_SCHEMA)
     database.execute(f"PRAGMA user_version = {_VERSION}")
     return database

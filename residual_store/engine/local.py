@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -17,10 +18,18 @@ from residual_store.engine.catalog import Catalog
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
-from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl
+from residual_store.engine.terms import (
+    check_durability,
+    check_if_exists,
+    check_limit,
+    check_size,
+    check_ttl,
+    check_wait,
+)
 from residual_store.errors import AlreadyExists, DataLoss, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
 from residual_store.manifest import Manifest
@@ -58,8 +67,9 @@ class LocalStore:
         self._writing = KeyLocks()
         self._memory = HostMemory(settings, host=self._host, durable=durable, writing=self._writing)
         self._catalog = Catalog(self._host, durable, clock=clock)
-        self._sweep_at = clock() + settings.sweep_seconds
-        self._expired = 0
+        self._leases = Leases(
+            self._catalog, settings=settings, writing=self._writing, remove=self._remove, clock=clock
+        )
 
     @classmethod
     def in_memory(cls, *, settings: Settings, clock: Callable[[], float] = time.time) -> Self:
@@ -119,11 +129,12 @@ class LocalStore:
         if_exists: IfExists = "error",
     ) -> Receipt:
         started = time.perf_counter()
-        self._sweep()
+        self._leases.sweep()
         check_key(key, self.settings)
         check_size(key, bundle.manifest, self.settings)
         check_ttl(ttl, self.settings)
         durability = self.durability(durability)
+        self._memory.check_fits(bundle.manifest.nbytes)
         if durability == "host" and not bundle.owned:
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         with self._writing.of(key):
@@ -132,40 +143,43 @@ class LocalStore:
             stat = stat_of(key, bundle.manifest, tier="host", arrived=arrived, expires_at=expires_at)
             existing = self._existing(key, stat, if_exists)
             if existing is None or (existing.durability == "host" and durability == "disk"):
-                stat = self._commit(stat, bundle, durability, ttl)
+                stat = self._commit(stat, bundle, durability, ttl, if_exists)
             else:
                 stat = existing
         self.arrivals.announce(key)
         seconds = {"commit": time.perf_counter() - started}
         return receipt_of(stat, bundle.manifest, existed=existing is not None, seconds=seconds)
 
-    def _commit(self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None) -> Stat:
+    def _commit(
+        self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
+    ) -> Stat:
         if durability == "host" or self._durable is None:
             self._host.put(stat, bundle, ttl=ttl)
             if self._durable is not None:
                 self._durable.remove(stat.key)
             return stat
-        stat = self._durable.write(stat.key, bundle, arrived=stat.arrived, ttl=ttl).stat
+        stays = self._durable.write(stat.key, bundle, arrived=stat.arrived, ttl=ttl)
+        if not stays and if_exists == "error":
+            raise _exists(stat.key)
         self._host.remove(stat.key)
-        return stat
+        return replace(stat, tier="durable", durability="disk")
 
     def _existing(self, key: str, new: Stat, if_exists: IfExists) -> Stat | None:
         """The bundle that makes this put unnecessary, if there is one; raises `AlreadyExists`."""
-        if if_exists not in ("error", "same", "replace"):
-            raise InvalidOption(
-                f"if_exists is {if_exists!r}; it must be error, same or replace", option="if_exists"
-            )
+        check_if_exists(if_exists)
         found = self._catalog.find(key)
-        if found is None or found.digest == new.digest:
-            return found
-        if if_exists == "same" and found.content == new.content:
-            return found
+        if (
+            found is None
+            or found.digest == new.digest
+            or (if_exists == "same" and found.content == new.content)
+        ):
+            return found if found is not None and self._is_whole(found) else None
         if if_exists == "replace":
             return None
-        raise AlreadyExists(
-            f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists=replace",
-            key=key,
-        )
+        raise _exists(key)
+
+    def _is_whole(self, stat: Stat) -> bool:
+        return stat.durability == "host" or (self._durable is not None and self._durable.is_whole(stat.key))
 
     # Getting
 
@@ -176,7 +190,7 @@ class LocalStore:
         return found
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + check_wait(wait)
         while True:
             with self.arrivals.expected(key) as arrival:
                 try:
@@ -189,8 +203,7 @@ class LocalStore:
                     arrival.result(min(left, self.look_again_seconds or left))
 
     def _get(self, key: str) -> Bundle:
-        self.stat(key)
-        bundle = self._host.get(key)
+        bundle = self._host.get(key, self.stat(key).digest)
         if bundle is not None:
             return bundle
         return self._of_durable(key, lambda durable: durable.read(key, self._memory.allocate))
@@ -206,18 +219,19 @@ class LocalStore:
                 return read(self._durable)
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
-        leaves = self.stat(key).leaves
-        if not 0 <= index < leaves:
-            raise NotFound(f"the bundle {key!r} has {leaves} leaves, so there is no leaf {index}", key=key)
-        bundle = self._host.get(key)
+        stat = self.stat(key)
+        if not 0 <= index < stat.leaves:
+            raise NotFound(
+                f"the bundle {key!r} has {stat.leaves} leaves, so there is no leaf {index}", key=key
+            )
+        bundle = self._host.get(key, stat.digest)
         if bundle is None:
             return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._memory.allocate))
         source = bundle.manifest.source(index)
         return decode(source, bundle.payloads[source.index], as_leaf=bundle.manifest.leaves[index])
 
     def manifest(self, key: str) -> Manifest:
-        self.stat(key)
-        bundle = self._host.get(key)
+        bundle = self._host.get(key, self.stat(key).digest)
         if bundle is not None:
             return bundle.manifest
         return self._of_durable(key, lambda durable: durable.read_manifest(key))
@@ -228,13 +242,14 @@ class LocalStore:
             bundle = self._get(key)
             with self._writing.of(key):
                 if self.stat(key).digest == stat.digest:
-                    self._host.put_copy(key, bundle)
+                    self._host.put_copy(stat, bundle)
         return self.stat(key)
 
     # Listing, leases and deletion
 
     def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
         check_prefix(prefix, self.settings)
+        check_prefix(after, self.settings)
         check_limit(limit, self.settings)
         return self._catalog.page(prefix=prefix, after=after, limit=limit)
 
@@ -267,29 +282,16 @@ class LocalStore:
             self._catalog.lease(key, ttl)
         return self.stat(key)
 
-    def _sweep(self) -> None:
-        """Remove expired bundles now and then, for a store without a server that does."""
-        if self._clock() >= self._sweep_at:
-            self._sweep_at = self._clock() + self.settings.sweep_seconds
-            self.expire()
-
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""
-        count = 0
-        for key in self._catalog.expired():
-            with self._writing.of(key):
-                if self._catalog.find(key) is None:
-                    self._remove(key)
-                    count += 1
-        self._expired += count
-        return count
+        return self._leases.expire()
 
     def usage(self) -> Usage:
         return Usage(
             runs=self._catalog.usage(),
             host_held_bytes=self._memory.held,
             host_total_bytes=self._memory.total,
-            expired=self._expired,
+            expired=self._leases.expired,
             spilled=self._memory.spilled,
         )
 
@@ -304,3 +306,10 @@ class LocalStore:
 
     def get_program(self, fingerprint: str) -> bytes:
         return self._programs.read(fingerprint)
+
+
+def _exists(key: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists=replace",
+        key=key,
+    )

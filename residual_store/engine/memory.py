@@ -40,6 +40,11 @@ class HostMemory:
         """The budget in bytes."""
         return self._pool.total
 
+    def check_fits(self, nbytes: int) -> None:
+        """Raise `StoreFull` for a bundle that could never be read back into memory."""
+        if nbytes > self.total:
+            raise self._refusal(nbytes)
+
     def allocate(self, nbytes: int) -> Payload:
         """A segment; raises `StoreFull`, or `Busy` if it would fit without the bodies in flight."""
         while True:
@@ -59,7 +64,8 @@ class HostMemory:
         if key is None or self._durable is None:
             return False
         with self._writing.of(key):
-            bundle, entry = self._host.get(key), self._host.index.get(key)
+            entry = self._host.index.get(key)
+            bundle = self._host.get(key, entry.stat.digest) if entry is not None else None
             if bundle is not None and entry is not None:
                 self._durable.write(key, bundle, arrived=entry.stat.arrived, ttl=self._host.lease_of(key))
                 self._durable.index.lease(key, entry.stat.expires_at)
@@ -72,7 +78,11 @@ class HostMemory:
         if nbytes > free:
             return StoreFull(
                 f"{nbytes} bytes do not fit: bundles leave {free} of {self.total} bytes of host memory free; "
-                "delete some, raise host_bytes, or give the store a root to spill to",
+                + (
+                    "delete some, raise host_bytes, or give the store a root to spill to"
+                    if self._durable is None
+                    else "raise host_bytes"
+                ),
                 needed_bytes=nbytes,
                 free_bytes=free,
             )

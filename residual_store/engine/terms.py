@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 from residual_store.errors import InvalidOption, TooLarge
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
 from residual_store.store import Durability
 
-__all__ = ["check_durability", "check_if_exists", "check_limit", "check_size", "check_ttl"]
+__all__ = ["check_durability", "check_if_exists", "check_limit", "check_size", "check_ttl", "check_wait"]
 
 
 def check_durability(wanted: str | None, *, has_durable_tier: bool) -> Durability:
@@ -43,6 +45,13 @@ def check_ttl(ttl: float | None, settings: Settings) -> None:
             f"ttl is {ttl}; a lease has more than 0 and at most {settings.max_ttl_seconds:.0f} seconds",
             option="ttl",
         )
+
+
+def check_wait(wait: float) -> float:
+    """The wait itself in seconds; raises `InvalidOption` for one that is negative or not a number."""
+    if not 0 <= wait <= threading.TIMEOUT_MAX:
+        raise InvalidOption(f"wait is {wait}; it must be a number of seconds, 0 or more", option="wait")
+    return wait
 
 
 def check_if_exists(if_exists: str) -> None:

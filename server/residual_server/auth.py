@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +97,6 @@ def _grant(table: dict[str, object]) -> Grant:
     access, runs, sha256 = table["access"], table["runs"], str(table["sha256"])
     if access not in _RANK:
         raise ValueError(f"access is {access!r}; it must be read, write or admin")
-    if not isinstance(runs, list) or len(sha256) != 64:
+    if not isinstance(runs, list) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise ValueError("runs must be a list, and sha256 64 hexadecimal digits")
     return Grant(name=str(table["name"]), sha256=sha256.lower(), runs=tuple(map(str, runs)), access=access)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -57,10 +58,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _failed)
 
 
-def _answer(error: ResidualStoreError, headers: dict[str, str] | None = None) -> Response:
+def _answer(request: Request, error: ResidualStoreError, headers: dict[str, str] | None = None) -> Response:
     headers = dict(headers or {})
     if "retry_after" in error.fields:
         headers["Retry-After"] = str(max(1, round(float(error.fields["retry_after"] or 0))))
+    if request.method == "HEAD":
+        headers["Residual-Problem"] = json.dumps(problem_of(error))
+    if error.code == "range-not-satisfiable":
+        headers["Content-Range"] = f"bytes */{error.fields['length']}"
     if error.code == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
     if error.code in {"upload-stalled", "too-large"}:
@@ -77,8 +82,10 @@ def _answer(error: ResidualStoreError, headers: dict[str, str] | None = None) ->
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ResidualStoreError)
     if (error.status or 500) >= 500:
-        log.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.detail)
-    return _answer(error)
+        log.warning(
+            "%s %s: %s: %s", request.method, request.url.path, error.code, error.detail, exc_info=error
+        )
+    return _answer(request, error)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
@@ -86,7 +93,7 @@ def _invalid(request: Request, error: Exception) -> Response:
     # pydantic's own report echoes the input; say only where and what.
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _answer(InvalidOption(f"{where}: {first['msg']}", option=where))
+    return _answer(request, InvalidOption(f"{where}: {first['msg']}", option=where))
 
 
 def _unrouted(request: Request, error: Exception) -> Response:
@@ -97,7 +104,7 @@ def _unrouted(request: Request, error: Exception) -> Response:
         refusal = NotFound("there is no such route; GET /openapi.json lists them")
     else:
         refusal = InvalidOption(str(error.detail))
-    return _answer(refusal, dict(error.headers or {}))
+    return _answer(request, refusal, dict(error.headers or {}))
 
 
 def _gone(request: Request, error: Exception) -> Response:
@@ -106,4 +113,4 @@ def _gone(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    return _answer(InternalError("the server failed; its log has the cause"))
+    return _answer(request, InternalError("the server failed; its log has the cause"))

@@ -22,6 +22,8 @@ from residual_store.settings import Settings
 
 __all__ = ["serve"]
 
+_BACKLOG = 2048
+
 
 def serve(
     *,
@@ -71,18 +73,32 @@ def _open(root: str | None, settings: Settings) -> LocalStore:
 
 
 def _listen(host: str, port: int, uds: Path | None) -> socket.socket:
-    if uds is None:
+    try:
+        if uds is not None:
+            return _listen_unix(uds)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    if uds.is_socket():
-        uds.unlink()
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise InvalidOption(f"cannot listen on {uds or f'{host}:{port}'}: {error}") from error
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    """A socket that only this user can reach; one that a dead server left is replaced, that of a living one is not."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise InvalidOption(f"another server listens on {path}")
+        path.unlink()
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
-        listener.bind(str(uds))
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     finally:
         os.umask(mask)
-    listener.listen(2048)
     return listener
 
 

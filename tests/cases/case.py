@@ -79,7 +79,9 @@ class Case:
         return self._make(args, True)
 
     def _make(self, args: tuple[Any, ...], saveable_args: Any) -> tuple[Any, Any]:
-        made = jax.vjp(self.fn, *args, has_aux=self.has_aux, saveable_args=saveable_args, in_nzs=self.in_nzs)
+        # Without has_aux there are two results, with it three.
+        vjp: Any = jax.vjp
+        made = vjp(self.fn, *args, has_aux=self.has_aux, saveable_args=saveable_args, in_nzs=self.in_nzs)
         return made[0], made[1]
 
 
@@ -103,7 +105,7 @@ def numbered_cotangent(y: Any) -> Any:
         value = value if hasattr(value, "dtype") else jnp.asarray(value)
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return np.zeros(value.shape, jax.dtypes.float0)
-        numbers = (np.arange(count, count + value.size) % 11 - 4) * 0.25 + 0.125
+        numbers: Any = (np.arange(count, count + value.size) % 11 - 4) * 0.25 + 0.125
         count += value.size
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             numbers = numbers * (1 - 0.5j)

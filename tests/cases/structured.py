@@ -11,12 +11,12 @@ from jax.experimental.hijax import HiPrim
 from tests.cases.case import Case, matrix, ramp, registered
 
 
-class SineTimes(HiPrim):  # type: ignore[misc]
+class SineTimes(HiPrim):
     """sin(a) * b, with a residual tree that holds one array twice and the argument b as it is."""
 
     def __init__(self, a: Any, b: Any) -> None:
         self.in_avals, self.out_aval, self.params = (a, b), a, {}
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def expand(self, a: Any, b: Any) -> Any:
         return jnp.sin(a) * b

@@ -56,7 +56,7 @@ def tree_tuple_dict_keys() -> Case:
 
 @registered
 def tree_none_and_empty_containers() -> Case:
-    tree = {"w": ramp(), "b": None, "c": [None, ramp() * 2, (), {}, []]}
+    tree: Any = {"w": ramp(), "b": None, "c": [None, ramp() * 2, (), {}, []]}
     return Case(
         fn=lambda p: jnp.sum(p["w"] * p["c"][1]),
         args=(tree,),
@@ -166,7 +166,7 @@ def tree_ordereddict() -> Case:
 
 @registered
 def tree_defaultdict() -> Case:
-    tree = defaultdict(list, {"z": [ramp(), ramp() * 3], "a": ramp() * 2})
+    tree: Any = defaultdict(list, {"z": [ramp(), ramp() * 3], "a": ramp() * 2})
     return Case(fn=lambda p: _sum_of_squares(p), args=(tree,), saveable_args=False)
 
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -25,9 +26,7 @@ def bits_of(tree: Any) -> list[str]:
 
 
 def _one(leaf: Any) -> str:
-    host = np.asarray(
-        jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-    )
+    host = np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
     name = "float0" if leaf.dtype == jax.dtypes.float0 else str(leaf.dtype)
     content = host.tobytes().hex()
     return f"{name} {host.shape} {content if len(content) <= 200 else hashlib.sha256(host.tobytes()).hexdigest()}"

@@ -56,7 +56,7 @@ def close(one: Any, other: Any) -> bool:
 def _close(one: Any, other: Any) -> bool:
     if one.dtype == jax.dtypes.float0:
         return bool(one.shape == other.shape)
-    is_coarse = jnp.issubdtype(one.dtype, jnp.floating) and jnp.finfo(one.dtype).bits < 32
+    is_coarse = jnp.issubdtype(one.dtype, jnp.floating) and one.dtype.itemsize < 4
     tolerance = 2e-2 if is_coarse else 2e-5
     wide = np.asarray(one).astype(np.complex128), np.asarray(other).astype(np.complex128)
     return bool(np.allclose(*wide, rtol=tolerance, atol=tolerance, equal_nan=True))

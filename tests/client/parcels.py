@@ -45,7 +45,7 @@ def _spelled(tree: Any, leaves: list[Any]) -> str:
 
 def _packed_leaf(leaf: Any) -> dict[str, Any]:
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return {"keys_of": str(jax.random.key_impl(leaf)), "data": _packed_leaf(jax.random.key_data(leaf))}
     name = "float0" if leaf.dtype == jax.dtypes.float0 else leaf.dtype.name
     return {"dtype": name, "shape": leaf.shape, "hex": np.asarray(leaf).tobytes().hex()}

@@ -99,7 +99,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[st
     """The gradient of the model, and what two processes with other hash seeds make of it through every edit."""
     folder = tmp_path_factory.mktemp("models")
     url = f"file://{tmp_path_factory.mktemp('store')}"
-    paths = {}
+    paths: dict[str, str] = {}
     for name, (old, new) in {**_COSMETIC, **_FORWARD_ONLY, **_SUBSTANTIAL}.items():
         assert old in _MODEL
         paths[name] = str(folder / f"model_{len(paths)}.py")

@@ -133,13 +133,13 @@ def test_args_res_mirrors_the_arguments(client: rc.Client) -> None:
 
 def test_sentinels_have_no_leaves(client: rc.Client) -> None:
     """Two leaves instead of three are stored, and three states are told apart: saved, not saveable, not needed."""
-    f_vjp = jax.vjp(layer, W1, X0, saveable_args=(False, True))[1]
+    f_vjp: Any = jax.vjp(layer, W1, X0, saveable_args=(False, True))[1]
     receipt = client.offload(f_vjp).wait()
     assert receipt.leaves == len(tree_leaves(f_vjp)) == 2
     assert client.offload(jax.vjp(layer, W1, X0)[1]).wait().leaves == 3
     restored = client.restore(client.offload(f_vjp, "pipeline/sentinels"))
     assert re.match(r"\[NotSaveable\(\), Array", str(restored.args_res))
-    unneeded = jax.vjp(lambda a, b: a + b * b, X0, X0 * 2, saveable_args=(False, False))[1]
+    unneeded: Any = jax.vjp(lambda a, b: a + b * b, X0, X0 * 2, saveable_args=(False, False))[1]
     restored = client.restore(client.offload(unneeded))
     assert str(restored.args_res) == str(unneeded.args_res) == "[NotNeeded(), NotSaveable()]"
 
@@ -196,7 +196,7 @@ def test_a_tuple_prefix_lines_up_with_a_dict(client: rc.Client) -> None:
 
 def test_what_is_computed_from_an_argument_is_saved_all_the_same(client: rc.Client) -> None:
     """saveable_args never recomputes: a residual that was computed from the weights is stored, and nothing is missing."""
-    f_vjp = jax.vjp(lambda w, x: x @ jnp.sin(w), W1, X0, saveable_args=(False, True))[1]
+    f_vjp: Any = jax.vjp(lambda w, x: x @ jnp.sin(w), W1, X0, saveable_args=(False, True))[1]
     handle = client.offload(f_vjp)
     y_bar = jnp.ones((2, 3))
     assert handle.wait().leaves == len(tree_leaves(f_vjp)) == 3

@@ -108,7 +108,7 @@ def test_what_is_not_needed_is_not_none(client: rc.Client) -> None:
         return a + jnp.sin(b) + b * b + 2 * c
 
     args = (ramp(), ramp() + 1, ramp() + 5)
-    vjp = jax.vjp(mixed, *args, saveable_args=False)[1]
+    vjp: Any = jax.vjp(mixed, *args, saveable_args=False)[1]
     handle = client.offload(vjp, "run/states")
     states = [(one.path, one.state) for one in client.store.manifest("run/states").arguments]
     assert states == [("args[0]", "not_needed"), ("args[1]", "not_saveable"), ("args[2]", "not_needed")]
@@ -120,7 +120,7 @@ def test_what_is_not_needed_is_not_none(client: rc.Client) -> None:
 
 def test_none_in_the_place_of_a_sentinel_is_refused_at_the_offload(client: rc.Client) -> None:
     """None is an empty node, so it would shift every later argument; the offload names the first one."""
-    vjp = jax.vjp(lambda a, b: a + b * b, ramp(), ramp(), saveable_args=False)[1]
+    vjp: Any = jax.vjp(lambda a, b: a + b * b, ramp(), ramp(), saveable_args=False)[1]
     vjp.args_res = [None, ramp()]
     with pytest.raises(ArgumentMismatch, match=r"args\[0\] was a leaf and is None; assign values"):
         client.offload(vjp)
@@ -130,7 +130,7 @@ def test_a_leaf_of_another_dtype_put_in_by_hand_is_refused(client: rc.Client) ->
     """JAX computes on with whatever stands in args_res, so a leaf that its program does not expect is named."""
     forward = jax.jit(lambda w, x: jax.vjp(layer, w, x)[1])
     client.offload(forward(matrix(), ramp()), "run/good")
-    edited = forward(matrix(), ramp())
+    edited: Any = forward(matrix(), ramp())
     edited.args_res[0] = matrix().astype(jnp.bfloat16)
     with pytest.raises(GradientRefused, match=r"args\[0\]"):
         client.offload(edited, "run/edited")
@@ -139,7 +139,7 @@ def test_a_leaf_of_another_dtype_put_in_by_hand_is_refused(client: rc.Client) ->
 def test_a_plain_dict_put_in_by_hand_for_an_ordereddict_is_refused(client: rc.Client) -> None:
     """The two flatten in different orders, so two gradients would change places."""
     params = OrderedDict([("z", ramp()), ("a", 5 * ramp())])
-    vjp = jax.vjp(lambda p: jnp.sum(p["z"] * p["a"]), params, saveable_args=False)[1]
+    vjp: Any = jax.vjp(lambda p: jnp.sum(p["z"] * p["a"]), params, saveable_args=False)[1]
     vjp.args_res = [dict(params)]
     with pytest.raises(ArgumentMismatch, match=r"args\[0\] was an OrderedDict with the keys \['z', 'a'\]"):
         client.offload(vjp, "run/ordered")
@@ -152,7 +152,7 @@ def test_a_plain_dict_put_in_by_hand_for_an_ordereddict_is_refused(client: rc.Cl
 def test_a_donated_leaf_is_named_at_the_call(client: rc.Client, key: str | None) -> None:
     """A leaf whose buffer was given away is refused by its path, and not in a thread later on."""
     w, x = {"w": matrix() + 0}, ramp()
-    vjp = jax.vjp(lambda p, x: layer(p["w"], x), w, x)[1]
+    vjp: Any = jax.vjp(lambda p, x: layer(p["w"], x), w, x)[1]
     jax.jit(lambda w: w + 1, donate_argnums=0)(w["w"])
     with pytest.raises(LeafUnavailable, match=r"args\[0\]\['w'\] was deleted or donated") as refusal:
         client.offload(vjp, key)
@@ -176,7 +176,7 @@ def test_a_traced_leaf_is_named_at_the_call(client: rc.Client, key: str | None) 
 @pytest.mark.parametrize("key", [None, "run/abstract"])
 def test_an_abstract_leaf_is_named_at_the_call(client: rc.Client, key: str | None) -> None:
     """A VJP object of shapes alone has nothing to store."""
-    vjp = jax.eval_shape(lambda w, x: jax.vjp(layer, w, x)[1], matrix(), ramp())
+    vjp: Any = jax.eval_shape(lambda w, x: jax.vjp(layer, w, x)[1], matrix(), ramp())
     with pytest.raises(LeafUnavailable, match=r"args\[0\] is a ShapeDtypeStruct and not an array"):
         client.offload(vjp, key)
 
@@ -196,7 +196,7 @@ def test_an_unreduced_leaf_is_named_at_the_call(client: rc.Client) -> None:
         lambda _, g: (jnp.zeros_like(a), jnp.zeros_like(b)),
     )
     with jax.set_mesh(mesh):
-        vjp = jax.jit(lambda a, b: jax.vjp(summed, a, b)[1])(a, b)
+        vjp: Any = jax.jit(lambda a, b: jax.vjp(summed, a, b)[1])(a, b)
         for key in (None, "run/unreduced"):
             with pytest.raises(LeafUnavailable, match=r"opaque_residuals\[0\]"):
                 client.offload(vjp, key)
@@ -205,7 +205,7 @@ def test_an_unreduced_leaf_is_named_at_the_call(client: rc.Client) -> None:
 def test_a_numpy_buffer_that_changes_after_the_offload_changes_nothing(any_client: rc.Client) -> None:
     """JAX aliases numpy arguments; what is stored are the bytes of the moment of the call."""
     buffer = np.arange(4096, dtype=np.float32)
-    vjp = jax.vjp(lambda z: z * z, buffer)[1]
+    vjp: Any = jax.vjp(lambda z: z * z, buffer)[1]
     handles = [any_client.offload(vjp), any_client.offload(vjp, "mutated/numpy", if_exists="replace")]
     buffer[:] = 0
     for handle in handles:
@@ -215,7 +215,7 @@ def test_a_numpy_buffer_that_changes_after_the_offload_changes_nothing(any_clien
 def test_an_array_donated_after_the_offload_changes_nothing(any_client: rc.Client) -> None:
     """Once offload has returned, the device buffer may be given away and written over."""
     x = jnp.arange(4096.0) + 0
-    vjp = jax.vjp(lambda z: z * z, x)[1]
+    vjp: Any = jax.vjp(lambda z: z * z, x)[1]
     handles = [any_client.offload(vjp), any_client.offload(vjp, "mutated/donated", if_exists="replace")]
     jax.jit(lambda z: z * 0, donate_argnums=0)(x)
     for handle in handles:
@@ -245,7 +245,7 @@ def test_a_restored_array_outlives_what_is_stored(any_client: rc.Client) -> None
 
 def test_only_a_vjp_object_is_taken(client: rc.Client) -> None:
     """What is no VJP object is refused by its type, also its leaves and a VJP with its refs bound already."""
-    vjp = jax.vjp(jnp.sin, ramp())[1]
+    vjp: Any = jax.vjp(jnp.sin, ramp())[1]
     for wrong in (jnp.sin, ramp(), (vjp,), tree_leaves(vjp), vjp.with_refs(jax.ad.GradValue())):
         with pytest.raises(TypeError, match=f"and this is a {type(wrong).__name__}"):
             client.offload(wrong)
@@ -257,7 +257,7 @@ def test_a_ref_argument_works_from_its_handle_and_nowhere_else(client: rc.Client
     def read(ref: Any, x: Any) -> Any:
         return jnp.sum(jnp.sin(ref[...]) * x)
 
-    vjp = jax.vjp(read, jax.new_ref(ramp()), ramp())[1]
+    vjp: Any = jax.vjp(read, jax.new_ref(ramp()), ramp())[1]
     handle = client.offload(vjp, "run/ref")
     assert "Ref" in str(handle.wait().no_program)
     direct, restored = jax.new_ref(jnp.zeros(4)), jax.new_ref(jnp.zeros(4))
@@ -279,7 +279,7 @@ def test_a_copy_of_a_leaf_is_sent_once(client: rc.Client) -> None:
     """A closed-over copy of an argument has its bytes, and costs nothing; the receipt says how much that was."""
     w = jnp.asarray(np.arange(64 * 64, dtype=np.float32).reshape(64, 64))
     copy = w + 0
-    vjp = jax.vjp(lambda w, x: jnp.sin(x @ w) @ copy, w, ramp(64))[1]
+    vjp: Any = jax.vjp(lambda w, x: jnp.sin(x @ w) @ copy, w, ramp(64))[1]
     receipt = client.offload(vjp).wait()
     assert receipt.saved_bytes["alias"] == w.nbytes
     assert receipt.array_nbytes - receipt.nbytes >= w.nbytes - 64 * receipt.leaves
@@ -287,7 +287,7 @@ def test_a_copy_of_a_leaf_is_sent_once(client: rc.Client) -> None:
 
 def test_a_structured_residual_that_is_one_array_twice_is_one_again(any_client: rc.Client) -> None:
     """An alias costs no bytes, and does not double the memory of the process that restores it."""
-    vjp = jax.vjp(lambda a, b: jnp.sum(sine_times(a, b)), ramp(), ramp() * 2)[1]
+    vjp: Any = jax.vjp(lambda a, b: jnp.sum(sine_times(a, b)), ramp(), ramp() * 2)[1]
     arrays = len({id(leaf) for leaf in tree_leaves(vjp)})
     handle = any_client.offload(vjp, "aliased/structured", if_exists="replace")
     for source in (handle, handle.key):
@@ -355,7 +355,7 @@ def test_a_handle_never_restores_what_took_its_place(client: rc.Client) -> None:
 
 def test_a_scratch_bundle_belongs_to_its_handle(client: rc.Client) -> None:
     """It cannot travel, and says how to name a bundle that can."""
-    vjp = jax.vjp(layer, matrix(), ramp())[1]
+    vjp: Any = jax.vjp(layer, matrix(), ramp())[1]
     handle = client.offload(vjp)
     with pytest.raises(InvalidOption, match="pass a key to offload"):
         handle.to_json()
@@ -370,7 +370,7 @@ def test_a_scratch_bundle_belongs_to_its_handle(client: rc.Client) -> None:
 
 def test_from_a_running_event_loop_and_from_another_thread(any_client: rc.Client) -> None:
     """Blocking calls work inside of a running loop, and a client made in one thread works in another."""
-    vjp = jax.vjp(lambda x: x * x, ramp())[1]
+    vjp: Any = jax.vjp(lambda x: x * x, ramp())[1]
     found: list[Any] = []
 
     def round_trip() -> None:
@@ -388,7 +388,7 @@ def test_from_a_running_event_loop_and_from_another_thread(any_client: rc.Client
 
 def test_a_failing_call_leaves_the_client_usable(client: rc.Client) -> None:
     """After a refusal the next call works as if nothing had happened."""
-    vjp = jax.vjp(layer, matrix(), ramp(), saveable_args=(False, True))[1]
+    vjp: Any = jax.vjp(layer, matrix(), ramp(), saveable_args=(False, True))[1]
     handle = client.offload(vjp, "run/again")
     refused: list[Callable[[], Any]] = [
         lambda: client.restore(handle, args=(ramp(), None)),

@@ -263,7 +263,7 @@ def test_wide_integers_are_refused_where_x64_is_off(client: rc.Client) -> None:
     """The same holds for an int64 index, which is no gradient and decides one."""
     gather = jax.checkpoint(lambda x, i: x[i] * x[i])
     with jax.enable_x64(True):
-        handle = client.offload(jax.vjp(gather, np.float32([1, 2, 3]), np.array([2, 0]))[1])
+        handle = client.offload(jax.vjp(gather, np.arange(3, dtype=np.float32), np.array([2, 0]))[1])
     with pytest.raises(PrecisionMismatch, match=r"args\[1\] is int64"):
         client.restore(handle)
 
@@ -278,8 +278,8 @@ def test_a_rule_that_computes_in_float64_is_not_cut(client: rc.Client) -> None:
 
     identity.defvjp(lambda x: (x, None), lambda _, g: (((g + large) - large).astype(jnp.float32),))
     with jax.enable_x64(True):
-        vjp = jax.vjp(identity, np.float32([1, 2, 3, 4]))[1]
-        sources = [client.offload(vjp), client.offload(vjp, "run/rule"), "run/rule"]
+        vjp = jax.vjp(identity, np.arange(1, 5, dtype=np.float32))[1]
+        sources: list[rc.Handle | str] = [client.offload(vjp), client.offload(vjp, "run/rule"), "run/rule"]
         wanted = bits_of(vjp(np.ones(4, np.float32)))
     assert bits_of(client.backward("run/rule")(np.ones(4, np.float32))) == wanted
     for source in sources:

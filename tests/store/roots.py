@@ -33,10 +33,14 @@ def leftovers(root: Path, keys: set[str]) -> list[str]:
         inside = any(part.startswith("@") for part in path.relative_to(root).parts)
         if path.is_file() and (not inside or "lock" in path.name):
             found.append(str(path.relative_to(root)))
-        if path.is_dir() and not any(path.iterdir()):
+        if path.is_dir() and inside and not any(path.iterdir()):
             found.append(f"empty {path.relative_to(root)}")
     known = {"bundles", "programs", "writers", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
-    found += [path.name for path in root.iterdir() if path.name not in known]
+    found += [path.name for path in root.iterdir() if path.name not in known and not _is_empty(path)]
     writers = [path.name for path in (root / "writers").iterdir() if path.name != "door"]
     found += [f"{len(writers)} writers: {writers}"] if len(writers) != 1 else []
     return found
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

@@ -7,7 +7,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
     @routes.head("/v1/bundles/{key:path}/leaves/{index}", include_in_schema=False)
     async def get_leaf(
         key: str,
-        index: Annotated[int, Path(ge=0)],
+        index: int,
         request: Request,
         format: Literal["raw", "npy"] = "raw",  # noqa: A002 - the name of the parameter in the URL
         slice: Annotated[str, Query(max_length=400, description="As in numpy, such as `0:2,:,5`.")] = "",  # noqa: A002
@@ -97,10 +97,15 @@ def _npy(host: Any) -> memoryview:
 
 
 def _conditional(request: Request, body: memoryview, headers: dict[str, str], media_type: str) -> Response:
-    if headers["ETag"] in request.headers.get("if-none-match", ""):
+    known = request.headers.get("if-none-match", "").strip()
+    if known == "*" or headers["ETag"] in known:
         return Response(status_code=304, headers=headers)
     asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
-    if asked is None or request.headers.get("if-range", headers["ETag"]) != headers["ETag"]:
+    if (
+        asked is None
+        or asked.group() == "bytes=-"
+        or request.headers.get("if-range", headers["ETag"]) != headers["ETag"]
+    ):
         return Response(bytes(body), headers=headers, media_type=media_type)
     start, stop = _bounds(asked, len(body))
     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
@@ -112,5 +117,5 @@ def _bounds(asked: re.Match[str], length: int) -> tuple[int, int]:
     start = int(first) if first else max(length - int(last or 0), 0)
     stop = min(int(last) + 1, length) if first and last else length
     if start >= stop:
-        raise RangeNotSatisfiable(f"the range lies outside the {length} bytes of the leaf")
+        raise RangeNotSatisfiable(f"the range lies outside the {length} bytes of the leaf", length=length)
     return start, stop

@@ -1,0 +1,49 @@
+"""Leases: how long bundles live, and removing those whose time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from residual_store.engine.catalog import Catalog
+from residual_store.engine.key_locks import KeyLocks
+from residual_store.settings import Settings
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Ends leases: a bundle is invisible from the moment its lease ends, and its bytes go at the next sweep."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        settings: Settings,
+        writing: KeyLocks,
+        remove: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._catalog = catalog
+        self._settings = settings
+        self._writing = writing
+        self._remove = remove
+        self._clock = clock
+        self._sweep_at = clock() + settings.sweep_seconds
+        self.expired = 0
+
+    def sweep(self) -> None:
+        """Remove expired bundles now and then, for a store without a server that does."""
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + self._settings.sweep_seconds
+            self.expire()
+
+    def expire(self) -> int:
+        """Remove the bundles whose lease has ended, and return how many."""
+        count = 0
+        for key in self._catalog.expired():
+            with self._writing.of(key):
+                if self._catalog.find(key) is None:
+                    self._remove(key)
+                    count += 1
+        self.expired += count
+        return count
