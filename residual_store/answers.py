@@ -1,4 +1,7 @@
-"""Answers: turning the body of a server's answer into a bundle, a leaf, a program or an error; digests are checked."""
+"""Answers: what the body of a server's answer stands for, digests checked.
+
+A reader may raise ValueError, TypeError or LookupError for an answer that no server of this project gives.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,25 @@ import numpy.typing as npt
 
 from residual_store.bundle import Bundle, digest_of
 from residual_store.dtypes import dtype_of
-from residual_store.errors import DataLoss, InternalError, InvalidOption, ResidualStoreError, Unreachable
+from residual_store.errors import DataLoss, InvalidOption, ResidualStoreError, Unreachable
 from residual_store.frame import FrameReader, aligned_empty
 from residual_store.problem import error_from_problem
 from residual_store.settings import Settings
+from residual_store.store import Page, Receipt, RunUsage, Stat, Usage
 
-__all__ = ["Answer", "read_as", "read_frame", "read_leaf", "read_nothing", "read_program", "refusal_of"]
+__all__ = [
+    "Answer",
+    "read_deleted",
+    "read_frame",
+    "read_leaf",
+    "read_nothing",
+    "read_page",
+    "read_program",
+    "read_receipt",
+    "read_stat",
+    "read_usage",
+    "refusal_of",
+]
 
 
 class Headers(Protocol):
@@ -71,18 +87,37 @@ def read_program(answer: Answer) -> bytes:
     return program
 
 
-def read_as[T](kind: Callable[..., T], content: Mapping[str, Any]) -> T:
-    """A dataclass out of a JSON object; what a newer server says beyond that is left out.
+def read_receipt(answer: Answer) -> Receipt:
+    """The receipt of a put."""
+    return _as(Receipt, json.loads(answer.read()))
 
-    Raises `InternalError` if something is missing, as with a server of another release.
-    """
+
+def read_stat(answer: Answer) -> Stat:
+    """The stat in a body, or in the header of an answer to HEAD."""
+    return _as(Stat, json.loads(answer.read() or answer.headers["Residual-Stat"]))
+
+
+def read_page(answer: Answer) -> Page:
+    """One page of a listing."""
+    content = json.loads(answer.read())
+    return Page(entries=tuple(_as(Stat, entry) for entry in content["entries"]), next=content["next"])
+
+
+def read_usage(answer: Answer) -> Usage:
+    """How much a server holds."""
+    content = json.loads(answer.read())
+    return _as(Usage, content | {"runs": tuple(_as(RunUsage, run) for run in content["runs"])})
+
+
+def read_deleted(answer: Answer) -> int:
+    """How many bundles a deletion removed."""
+    return int(json.loads(answer.read())["deleted"])
+
+
+def _as[T](kind: Callable[..., T], content: Mapping[str, Any]) -> T:
+    """A dataclass out of a JSON object; what a newer server says beyond that is left out."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    try:
-        return kind(**{name: value for name, value in content.items() if name in names})
-    except TypeError as error:
-        raise InternalError(
-            f"the server's answer is not understood; does it have another release? {error}"
-        ) from error
+    return kind(**{name: value for name, value in content.items() if name in names})
 
 
 def read_nothing(answer: Answer | None) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import http.client
-import json
-import math
 import random
 import select
 import socket
@@ -18,15 +16,16 @@ import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.answers import read_as, read_frame, read_leaf, read_nothing, read_program, refusal_of
+from residual_store import answers
 from residual_store.bundle import Bundle, digest_of
 from residual_store.endpoint import Endpoint
+from residual_store.engine.terms import check_wait
 from residual_store.errors import (
     Busy,
     InternalError,
@@ -37,10 +36,10 @@ from residual_store.errors import (
     Unreachable,
 )
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
-from residual_store.key import check_key
+from residual_store.key import check_fingerprint, check_key, check_prefix
 from residual_store.manifest import Manifest, decode
 from residual_store.settings import Settings
-from residual_store.store import Durability, IfExists, Page, Receipt, RunUsage, Stat, Usage
+from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
 
 __all__ = ["HttpStore"]
 
@@ -97,17 +96,14 @@ class HttpStore:
         head = frame_head(bundle.manifest)
         body = _Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
-        answer = self._json("PUT", self._bundle(key), query=query, body=body)
-        answer["seconds"]["request"] = time.perf_counter() - started
-        return read_as(Receipt, answer)
+        receipt = self._exchange("PUT", self._bundle(key), answers.read_receipt, query=query, body=body)
+        return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 
     def get(self, key: str, *, wait: float = 0.0) -> Bundle:
-        if not 0 <= wait < math.inf:
-            raise InvalidOption(f"wait is {wait}; it must be a number of seconds, 0 or more", option="wait")
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + check_wait(wait)
         while True:
             patience = min(max(deadline - time.monotonic(), 0.0), self.settings.max_wait_seconds)
-            read = functools.partial(read_frame, settings=self.settings)
+            read = functools.partial(answers.read_frame, settings=self.settings)
             try:
                 return self._exchange(
                     "GET", self._bundle(key), read, query={"wait": patience}, patience=patience
@@ -117,59 +113,51 @@ class HttpStore:
                     raise
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
-        return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", read_leaf)
+        return self._exchange("GET", f"{self._bundle(key)}/leaves/{index}", answers.read_leaf)
 
     def manifest(self, key: str) -> Manifest:
         read = lambda answer: decode(answer.read(), self.settings)  # noqa: E731
         return self._exchange("GET", f"{self._bundle(key)}/manifest", read, accept="application/msgpack")
 
     def stat(self, key: str) -> Stat:
-        read = lambda answer: read_as(Stat, json.loads(answer.headers["Residual-Stat"]))  # noqa: E731
-        return self._exchange("HEAD", self._bundle(key), read)
+        return self._exchange("HEAD", self._bundle(key), answers.read_stat)
 
     def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
-        answer = self._json("GET", "/v1/bundles", query={"prefix": prefix, "after": after, "limit": limit})
-        return Page(entries=tuple(read_as(Stat, entry) for entry in answer["entries"]), next=answer["next"])
+        query = {
+            "prefix": check_prefix(prefix, self.settings),
+            "after": check_prefix(after, self.settings),
+            "limit": limit,
+        }
+        return self._exchange("GET", "/v1/bundles", answers.read_page, query=query)
 
     def delete(self, key: str) -> None:
-        self._exchange("DELETE", self._bundle(key), read_nothing)
+        self._exchange("DELETE", self._bundle(key), answers.read_nothing)
 
     def delete_prefix(self, prefix: str) -> int:
-        return int(self._json("DELETE", "/v1/bundles", query={"prefix": prefix})["deleted"])
+        query = {"prefix": check_prefix(prefix, self.settings)}
+        return self._exchange("DELETE", "/v1/bundles", answers.read_deleted, query=query)
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
-        return read_as(Stat, self._json("POST", f"{self._bundle(key)}/touch", query={"ttl": ttl}))
+        return self._exchange("POST", f"{self._bundle(key)}/touch", answers.read_stat, query={"ttl": ttl})
 
     def prefetch(self, key: str) -> Stat:
-        return read_as(Stat, self._json("POST", f"{self._bundle(key)}/prefetch"))
+        return self._exchange("POST", f"{self._bundle(key)}/prefetch", answers.read_stat)
 
     def usage(self) -> Usage:
-        answer = self._json("GET", "/v1/usage")
-        runs = tuple(read_as(RunUsage, run) for run in answer["runs"])
-        return read_as(Usage, answer | {"runs": runs})
+        return self._exchange("GET", "/v1/usage", answers.read_usage)
 
     def put_program(self, fingerprint: str, program: bytes) -> None:
         body, digest = _Body(len(program), lambda: [memoryview(program)]), digest_of(program).hex()
-        self._exchange(
-            "PUT",
-            f"/v1/programs/{urllib.parse.quote(fingerprint, safe='')}",
-            read_nothing,
-            body=body,
-            digest=digest,
-        )
+        path = f"/v1/programs/{check_fingerprint(fingerprint)}"
+        self._exchange("PUT", path, answers.read_nothing, body=body, digest=digest)
 
     def get_program(self, fingerprint: str) -> bytes:
-        return self._exchange("GET", f"/v1/programs/{urllib.parse.quote(fingerprint, safe='')}", read_program)
+        return self._exchange("GET", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_program)
 
     # One exchange
 
     def _bundle(self, key: str) -> str:
         return f"/v1/bundles/{check_key(key, self.settings)}"
-
-    def _json(
-        self, method: str, path: str, *, query: dict[str, Any] | None = None, body: _Body | None = None
-    ) -> Any:
-        return self._exchange(method, path, lambda answer: json.loads(answer.read()), query=query, body=body)
 
     def _exchange[T](
         self,
@@ -220,7 +208,7 @@ class HttpStore:
             _send(connection, method, target, headers, body, connection.timeout)
             answer = connection.getresponse()
             if answer.status >= 300:
-                raise refusal_of(self.url, answer)
+                raise answers.refusal_of(self.url, answer)
             result = read(answer)
         except ResidualStoreError:
             connection.close()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from residual_store.errors import InvalidKey
+from residual_store.errors import InvalidKey, InvalidOption
 from residual_store.settings import Settings
 
-__all__ = ["check_key", "check_prefix", "run_of"]
+__all__ = ["check_fingerprint", "check_key", "check_prefix", "run_of"]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+:-]{0,127}")
 _RESERVED = frozenset({"leaves", "manifest", "prefetch", "touch"})
@@ -65,6 +65,13 @@ def run_of(key: str) -> str:
     'exp1'
     """
     return key.partition("/")[0]
+
+
+def check_fingerprint(fingerprint: str) -> str:
+    """The fingerprint of a program itself if it is well-formed, else `InvalidOption`."""
+    if not re.fullmatch("[0-9a-f]{64}", fingerprint):
+        raise InvalidOption("a fingerprint is 64 lower-case hexadecimal digits", option="fingerprint")
+    return fingerprint
 
 
 def _shown(text: str) -> str:

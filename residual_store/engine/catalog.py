@@ -8,9 +8,11 @@ from collections.abc import Callable
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.index import Index
-from residual_store.store import Page, RunUsage, Stat
+from residual_store.engine.terms import check_if_exists
+from residual_store.errors import AlreadyExists
+from residual_store.store import IfExists, Page, RunUsage, Stat
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "already_exists"]
 
 
 class Catalog:
@@ -33,6 +35,21 @@ class Catalog:
         if entry is None or (entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()):
             return None
         return self._host.as_copy(entry.stat)
+
+    def existing(self, new: Stat, if_exists: IfExists) -> Stat | None:
+        """The bundle that makes a put unnecessary, if there is one; raises `AlreadyExists`."""
+        check_if_exists(if_exists)
+        found = self.find(new.key)
+        if found is None:
+            return None
+        if found.digest == new.digest or (if_exists == "same" and found.content == new.content):
+            return found if self._is_whole(found) else None
+        if if_exists == "replace":
+            return None
+        raise already_exists(new.key)
+
+    def _is_whole(self, stat: Stat) -> bool:
+        return stat.durability == "host" or (self._durable is not None and self._durable.is_whole(stat.key))
 
     def page(self, *, prefix: str, after: str, limit: int) -> Page:
         """One page of living bundles in key order."""
@@ -58,3 +75,11 @@ class Catalog:
     def usage(self) -> tuple[RunUsage, ...]:
         """Bundles and bytes by run and tier."""
         return tuple(run for index in self._indexes for run in index.usage())
+
+
+def already_exists(key: str) -> AlreadyExists:
+    """The error for a put that would replace another bundle."""
+    return AlreadyExists(
+        f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists=replace",
+        key=key,
+    )

@@ -8,6 +8,7 @@ A generation is committed once its database has a record: tensorstore makes an e
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ log = logging.getLogger("residual_store")
 
 _BUNDLES = "bundles/"
 _MARK = "@"
+_GENERATION = re.compile(r"[0-9a-f]{1,16}-[0-9a-f]{12}")
 
 
 class DurableTier:
@@ -92,32 +94,51 @@ class DurableTier:
 
     def read(self, key: str, allocate: Callable[[int], Payload]) -> Bundle:
         """The whole bundle, verified, in a segment from ``allocate``; raises `NotFound` or `DataLoss`."""
-        database, record = self._open(key)
-        return database.read(record, allocate(record.manifest.nbytes))
+        return self._read(
+            key, lambda database, record: database.read(record, allocate(record.manifest.nbytes))
+        )
 
     def read_manifest(self, key: str) -> Manifest:
         """The manifest of a bundle, from the store."""
-        return self._open(key)[1].manifest
+        return self._read(key, lambda database, record: record.manifest)
 
     def read_leaf(self, key: str, index: int, allocate: Callable[[int], Payload]) -> npt.NDArray[np.generic]:
         """One leaf, verified, without reading the other large ones."""
-        database, record = self._open(key)
-        source = record.manifest.source(index)
-        payload = database.read_leaf(record, source, allocate(source.nbytes))
-        return decode(source, payload, as_leaf=record.manifest.leaves[index])
 
-    def _open(self, key: str) -> tuple[Database, Record]:
-        entry = self.find(key)
-        if entry is None:
-            raise NotFound(f"there is no bundle {key!r}", key=key)
-        database = self._database(key, entry.generation)
-        record = database.read_record()
-        if record is None:
-            raise DataLoss(
-                f"the bundle {key!r} is damaged on disk: its database is gone, and leaves {entry.paths} with it",
-                key=key,
-            )
-        return database, record
+        def read(database: Database, record: Record) -> npt.NDArray[np.generic]:
+            source = record.manifest.source(index)
+            payload = database.read_leaf(record, source, allocate(source.nbytes))
+            return decode(source, payload, as_leaf=record.manifest.leaves[index])
+
+        return self._read(key, read)
+
+    def _read[T](self, key: str, read: Callable[[Database, Record], T]) -> T:
+        """The result of ``read``, again if the generation was replaced meanwhile, by whatever process."""
+        while (entry := self.find(key)) is not None:
+            database = self._database(key, entry.generation)
+            try:
+                record = database.read_record()
+                if record is not None:
+                    return read(database, record)
+                raise DataLoss(
+                    f"the bundle {key!r} is damaged on disk: its database is gone, and leaves {entry.paths} with it",
+                    key=key,
+                )
+            except DataLoss:
+                if entry.generation in self._generations(key) and self._is_current(entry):
+                    raise
+                self._follow(entry)
+        raise NotFound(f"there is no bundle {key!r}", key=key)
+
+    def _is_current(self, entry: Entry) -> bool:
+        now = self.index.get(entry.stat.key)
+        return now is not None and now.generation == entry.generation
+
+    def _follow(self, entry: Entry) -> None:
+        """Let the index know what has come in the place of a generation that is gone."""
+        key = entry.stat.key
+        if self._is_current(entry) and self._adopt(key, self._generations(key)) is None:
+            self.index.remove(key)
 
     def find(self, key: str) -> Entry | None:
         """The index's entry of a bundle, made anew from the store if the index does not know it."""
@@ -126,7 +147,7 @@ class DurableTier:
     def is_whole(self, key: str) -> bool:
         """Whether the manifest of a bundle can be read, so that a repeated put would mend nothing."""
         try:
-            self._open(key)
+            self.read_manifest(key)
         except (NotFound, DataLoss):
             return False
         return True
@@ -146,7 +167,8 @@ class DurableTier:
         stored: dict[str, list[str]] = {}
         for folder in self._root.folders(_BUNDLES, _MARK):
             key, _, generation = folder.removeprefix(_BUNDLES).removesuffix("/").rpartition(f"/{_MARK}")
-            stored.setdefault(key, []).append(generation)
+            if _GENERATION.fullmatch(generation) and _is_key(key, self._settings):
+                stored.setdefault(key, []).append(generation)
         with self.index.batch():
             for key in known.keys() - stored.keys():
                 self.index.remove(key)
@@ -157,18 +179,23 @@ class DurableTier:
         self._root.empty_trash()
 
     def _settle(self, key: str, generations: list[str], known: str | None) -> None:
-        entry = self._adopt(key, generations) if _is_key(key, self._settings) else None
+        entry = self._adopt(key, generations)
         self._remove_superseded(key, generations, entry.generation if entry is not None else known)
 
     def _remove_superseded(self, key: str, generations: list[str], newest: str | None) -> None:
-        """Remove all generations but the newest, except those that a living process is still writing."""
+        """Remove what is older than the newest, and what was begun by a process that is gone."""
         for generation in generations:
-            if generation != newest and (self._is_committed(key, generation) or self._is_orphan(generation)):
+            if self._is_begun(key, generation):
+                removable = generation != newest and self._is_orphan(generation)
+            else:
+                removable = newest is not None and generation < newest
+            if removable:
                 self._root.remove_folder(_folder(key, generation))
 
-    def _is_committed(self, key: str, generation: str) -> bool:
+    def _is_begun(self, key: str, generation: str) -> bool:
+        """Whether nothing has been committed to a generation; a damaged one has been."""
         try:
-            return self._database(key, generation).read_record() is not None
+            return self._database(key, generation).read_record() is None
         except DataLoss:
             return False
 
@@ -205,7 +232,8 @@ class DurableTier:
     def _generations(self, key: str) -> list[str]:
         prefix = f"{_BUNDLES}{key}/{_MARK}"
         folders = self._root.folders(f"{_BUNDLES}{key}/", _MARK)
-        return sorted(folder[len(prefix) : -1] for folder in folders if folder.startswith(prefix))
+        names = (folder[len(prefix) : -1] for folder in folders if folder.startswith(prefix))
+        return sorted(filter(_GENERATION.fullmatch, names))
 
     def _next_generation(self, before: list[str]) -> str:
         newest = int(before[-1].partition("-")[0], 16) if before else 0

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from residual_store.bundle import Bundle, Payload
 from residual_store.encoding import decode
 from residual_store.engine.arrivals import Arrivals
-from residual_store.engine.catalog import Catalog
+from residual_store.engine.catalog import Catalog, already_exists
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
@@ -22,15 +22,8 @@ from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
-from residual_store.engine.terms import (
-    check_durability,
-    check_if_exists,
-    check_limit,
-    check_size,
-    check_ttl,
-    check_wait,
-)
-from residual_store.errors import AlreadyExists, DataLoss, InvalidOption, NotFound, TooLarge
+from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
+from residual_store.errors import InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
@@ -116,7 +109,7 @@ class LocalStore:
         """
         check_key(key, self.settings)
         check_size(key, manifest, self.settings)
-        self._existing(key, stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
+        self._catalog.existing(stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
         return self._memory.allocate(manifest.nbytes)
 
     def put(
@@ -141,7 +134,7 @@ class LocalStore:
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
             stat = stat_of(key, bundle.manifest, tier="host", arrived=arrived, expires_at=expires_at)
-            existing = self._existing(key, stat, if_exists)
+            existing = self._catalog.existing(stat, if_exists)
             if existing is None or (existing.durability == "host" and durability == "disk"):
                 stat = self._commit(stat, bundle, durability, ttl, if_exists)
             else:
@@ -160,26 +153,9 @@ class LocalStore:
             return stat
         stays = self._durable.write(stat.key, bundle, arrived=stat.arrived, ttl=ttl)
         if not stays and if_exists == "error":
-            raise _exists(stat.key)
+            raise already_exists(stat.key)
         self._host.remove(stat.key)
         return replace(stat, tier="durable", durability="disk")
-
-    def _existing(self, key: str, new: Stat, if_exists: IfExists) -> Stat | None:
-        """The bundle that makes this put unnecessary, if there is one; raises `AlreadyExists`."""
-        check_if_exists(if_exists)
-        found = self._catalog.find(key)
-        if (
-            found is None
-            or found.digest == new.digest
-            or (if_exists == "same" and found.content == new.content)
-        ):
-            return found if found is not None and self._is_whole(found) else None
-        if if_exists == "replace":
-            return None
-        raise _exists(key)
-
-    def _is_whole(self, stat: Stat) -> bool:
-        return stat.durability == "host" or (self._durable is not None and self._durable.is_whole(stat.key))
 
     # Getting
 
@@ -211,12 +187,7 @@ class LocalStore:
     def _of_durable[T](self, key: str, read: Callable[[DurableTier], T]) -> T:
         if self._durable is None:
             raise NotFound(f"there is no bundle {key!r}", key=key)
-        try:
-            return read(self._durable)
-        except DataLoss:
-            # A writer may have removed the generation that was being read; with none at work the answer is final.
-            with self._writing.of(key):
-                return read(self._durable)
+        return read(self._durable)
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         stat = self.stat(key)
@@ -306,10 +277,3 @@ class LocalStore:
 
     def get_program(self, fingerprint: str) -> bytes:
         return self._programs.read(fingerprint)
-
-
-def _exists(key: str) -> AlreadyExists:
-    return AlreadyExists(
-        f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists=replace",
-        key=key,
-    )

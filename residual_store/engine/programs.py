@@ -6,7 +6,8 @@ from typing import Protocol
 
 from residual_store.bundle import digest_of
 from residual_store.engine.root import Root
-from residual_store.errors import DataLoss, InvalidOption, NotFound
+from residual_store.errors import DataLoss, NotFound
+from residual_store.key import check_fingerprint
 
 __all__ = ["DurablePrograms", "MemoryPrograms", "Programs"]
 
@@ -28,10 +29,10 @@ class MemoryPrograms:
         self._programs: dict[str, bytes] = {}
 
     def write(self, fingerprint: str, program: bytes) -> None:
-        self._programs.setdefault(_checked(fingerprint), program)
+        self._programs.setdefault(check_fingerprint(fingerprint), program)
 
     def read(self, fingerprint: str) -> bytes:
-        if _checked(fingerprint) not in self._programs:
+        if check_fingerprint(fingerprint) not in self._programs:
             raise _missing(fingerprint)
         return self._programs[fingerprint]
 
@@ -43,12 +44,12 @@ class DurablePrograms:
         self._root = root
 
     def write(self, fingerprint: str, program: bytes) -> None:
-        path = f"programs/{_checked(fingerprint)}"
+        path = f"programs/{check_fingerprint(fingerprint)}"
         if self._root.read(path) is None:
             self._root.write(path, digest_of(program) + program)
 
     def read(self, fingerprint: str) -> bytes:
-        found = self._root.read(f"programs/{_checked(fingerprint)}")
+        found = self._root.read(f"programs/{check_fingerprint(fingerprint)}")
         if found is None:
             raise _missing(fingerprint)
         digest, program = found[:16], found[16:]
@@ -61,9 +62,3 @@ class DurablePrograms:
 
 def _missing(fingerprint: str) -> NotFound:
     return NotFound(f"there is no program {fingerprint}", fingerprint=fingerprint)
-
-
-def _checked(fingerprint: str) -> str:
-    if len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef"):
-        raise InvalidOption("a fingerprint is 64 lower-case hexadecimal digits", option="fingerprint")
-    return fingerprint

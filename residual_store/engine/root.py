@@ -19,7 +19,7 @@ from residual_store.errors import InvalidOption
 
 __all__ = ["Root"]
 
-_ATTEMPTS = 5
+_ATTEMPTS = 100
 _TRASH = "trash"
 
 

@@ -153,9 +153,12 @@ class Elsewhere:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def elsewhere(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+def elsewhere(
+    request: pytest.FixtureRequest, shelf: Shelf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Elsewhere]:
     """Everything stored for other processes, and those processes started, so that they work while we test here."""
-    names = [name for name, make in CASES.items() if not make().missing_on(jax.__version__)]
+    wanted = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
+    names = [name for name in CASES if name in wanted and not CASES[name]().missing_on(jax.__version__)]
     made = Elsewhere(
         urls={where: shelf.stores[where].url for where in ("file", "http")},
         folder=tmp_path_factory.mktemp("children"),

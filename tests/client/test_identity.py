@@ -194,3 +194,21 @@ def test_one_element_of_a_large_constant_makes_another_program(client: rc.Client
         client.restore("run/table", like=scaled(other))
     accepted = rc.Client(client.store).restore("run/table", like=scaled(table.copy()))
     assert bits_of(accepted(jnp.ones(4096))) == bits_of(scaled(table)(jnp.ones(4096)))
+
+
+@pytest.mark.parametrize("key", ["\udc80", b"a", -1, 2**70, ("a", 1), 1.5, True], ids=ascii)
+def test_dictionaries_with_any_key_are_told_apart(client: rc.Client, key: Any) -> None:
+    """The first difference is named whatever the keys are: that of the program, of a leaf, or of the tree itself."""
+
+    def made(function: Any, *keys: Any) -> Any:
+        return jax.vjp(lambda p: sum(map(function, p.values())), dict.fromkeys(keys, ramp()))[1]
+
+    def squared(x: Any) -> Any:
+        return jnp.sum(x * x)
+
+    client.offload(made(squared, key), "run/keys")
+    for other in (made(lambda x: jnp.sum(x * x * x), key), made(jnp.sum, key), jax.vjp(squared, ramp())[1]):
+        with pytest.raises(ProgramMismatch, match="'run/keys'"):
+            client.restore("run/keys", like=other)
+    accepted = rc.Client(client.store).restore("run/keys", like=made(squared, key))
+    assert bits_of(accepted(1.0)) == bits_of(made(squared, key)(1.0))

@@ -16,7 +16,7 @@ import residual_client as rc
 from residual_store.errors import ArgumentMismatch, CotangentMismatch, PrecisionMismatch, ProgramMismatch
 from tests.cases.arguments import layer
 from tests.cases.case import matrix, ramp
-from tests.cases.trees import Pair
+from tests.cases.trees import Linear, Pair
 from tests.client.bits import bits_of
 
 type Restoring = Callable[[Any], Any]
@@ -164,6 +164,14 @@ def test_a_namedtuple_may_be_given_as_itself_or_as_a_tuple(client: rc.Client, wa
     run = restoring(client, way, lambda p: jnp.sum(p.w * jnp.sin(p.b) * p.b), Pair(X, X * 2))
     assert bits_of(list(run((Pair(X, X * 2),))[0])) == bits_of(list(run(((X, X * 2),))[0]))
     assert "args[0] was a Pair" in str(refusal(lambda: run(([X, X * 2],))))
+
+
+def test_a_static_field_is_a_part_of_the_tree(client: rc.Client, way: str) -> None:
+    """A module with another activation has the same arrays and is another module."""
+    run = restoring(client, way, lambda module, x: module(x), Linear(W, X, "sin"), X)
+    text = str(refusal(lambda: run((Linear(W, X, "tanh"), None))))
+    assert "args[0] was a Linear with ('sin',) and is a Linear with ('tanh',)" in text
+    assert isinstance(run((Linear(W, X, "sin"), None))[0], Linear)
 
 
 def test_keys_are_not_their_data(client: rc.Client, way: str) -> None:

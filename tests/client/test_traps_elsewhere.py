@@ -218,12 +218,25 @@ def test_a_program_with_a_damaged_byte_is_refused_or_right() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        timeout=30,
         check=False,
     )
     outcomes = [line.split(" ", 1) for line in child.stdout.splitlines()]
     assert [(position, what) for position, what in outcomes if what not in ("refused", "right")] == []
     assert child.returncode == 0, f"the process died after byte {outcomes[-1][0]}"
     assert len(outcomes) == 120
+
+
+def test_a_program_that_is_damaged_on_disk_is_refused(tmp_path: Path) -> None:
+    """One other bit in the stored program is found by its digest, before anything reads it."""
+    with rc.connect(f"file://{tmp_path}") as client:
+        handle = client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step")
+        (stored,) = tmp_path.rglob(str(handle.fingerprint))
+        content = bytearray(stored.read_bytes())
+        content[len(content) // 2] ^= 1
+        stored.write_bytes(content)
+        with pytest.raises(DataLoss, match=str(handle.fingerprint)):
+            rc.Client(client.store).backward("run/step")
 
 
 def test_the_program_of_another_function_is_refused() -> None:

@@ -33,12 +33,12 @@ def _mixed() -> Bundle:
     return Bundle.of_arrays(
         {
             "large": values_of("float32", (100, 100)),
-            "small": values_of("bfloat16", (70,)),
-            "large nibbles": values_of("int4", (5000,)),
-            "large crumbs": values_of("uint2", (6000,)),
+            "small": values_of("bfloat16", (70,), seed=1),
+            "large nibbles": values_of("int4", (5000,), seed=2),
+            "large crumbs": values_of("uint2", (6000,), seed=3),
             "constant": np.zeros(100_000),
             "large mask": np.arange(50_000) % 7 == 0,
-            "small too": values_of("int16", (300,)),
+            "small too": values_of("int16", (300,), seed=4),
         }
     )
 

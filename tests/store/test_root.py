@@ -10,6 +10,7 @@ import pytest
 from residual_store import Settings, open_store
 from residual_store.engine.local import LocalStore
 from residual_store.engine.root import Root
+from residual_store.engine.writers import Writers
 from residual_store.errors import InvalidOption, ResidualStoreError
 from tests.store.bundles import assert_equal, noise
 
@@ -95,9 +96,11 @@ def test_a_link_below_the_root_leads_nowhere(tmp_path: Path) -> None:
 def test_writers_come_and_go(tmp_path: Path) -> None:
     """Each open store has a lock of its own, and a closed one leaves none."""
     writers = tmp_path / "writers"
-    first, second = Root(tmp_path.as_uri()), Root(tmp_path.as_uri())
-    assert {path.name for path in writers.iterdir()} == {"door", first.writer, second.writer}
-    assert second.dead_writers == frozenset()
+    first, second = Writers(tmp_path), Writers(tmp_path)
+    assert {path.name for path in writers.iterdir()} == {"door", first.own, second.own}
+    assert first.is_alive(second.own)
+    assert second.is_alive(first.own)
+    assert not first.is_alive("0" * 12)
     first.close()
     second.close()
     second.close()
