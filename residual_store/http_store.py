@@ -6,6 +6,7 @@ the leaves, and follows no redirect, so a token never travels to another origin 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import random
@@ -15,21 +16,21 @@ import ssl
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from residual_store import answers
 from residual_store.bundle import Bundle, digest_of
+from residual_store.closing import ClosedAtExit
 from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_wait
 from residual_store.errors import (
     Busy,
     InternalError,
-    InvalidOption,
     NotFound,
     ResidualStoreError,
     Stopping,
@@ -49,13 +50,23 @@ _ASK_FIRST_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class _Body:
-    """A body that can be sent again: its length, and a fresh run of its parts."""
+    """A body that can be sent again: its length, a fresh run of its parts, and its xxh3-128 if it has no other."""
 
     nbytes: int
     parts: Callable[[], Iterable[memoryview]]
+    digest: str | None = None
 
 
-class HttpStore:
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    target: str
+    token: str | None = field(repr=False)
+    body: _Body | None
+    patience: float
+
+
+class HttpStore(ClosedAtExit):
     """A server behind the `residual_store.store.Store` protocol, which documents the methods.
 
     Every request can be repeated: a put that the server has already stored is recognized by its digest.
@@ -74,12 +85,6 @@ class HttpStore:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # The Store protocol
 
@@ -117,7 +122,7 @@ class HttpStore:
 
     def manifest(self, key: str) -> Manifest:
         read = lambda answer: decode(answer.read(), self.settings)  # noqa: E731
-        return self._exchange("GET", f"{self._bundle(key)}/manifest", read, accept="application/msgpack")
+        return self._exchange("GET", f"{self._bundle(key)}/manifest", read)
 
     def stat(self, key: str) -> Stat:
         return self._exchange("HEAD", self._bundle(key), answers.read_stat)
@@ -147,9 +152,10 @@ class HttpStore:
         return self._exchange("GET", "/v1/usage", answers.read_usage)
 
     def put_program(self, fingerprint: str, program: bytes) -> None:
-        body, digest = _Body(len(program), lambda: [memoryview(program)]), digest_of(program).hex()
-        path = f"/v1/programs/{check_fingerprint(fingerprint)}"
-        self._exchange("PUT", path, answers.read_nothing, body=body, digest=digest)
+        body = _Body(len(program), lambda: [memoryview(program)], digest_of(program).hex())
+        self._exchange(
+            "PUT", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_nothing, body=body
+        )
 
     def get_program(self, fingerprint: str) -> bytes:
         return self._exchange("GET", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_program)
@@ -168,64 +174,45 @@ class HttpStore:
         query: dict[str, Any] | None = None,
         body: _Body | None = None,
         patience: float = 0.0,
-        accept: str = "*/*",
-        digest: str | None = None,
     ) -> T:
         """Send a request and ``read`` its answer, again while that can help; raises the error of the answer."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
         target = self._base + path + ("?" + urllib.parse.urlencode(given) if given else "")
-        headers = {
-            "Accept": accept,
-            "Residual-Digest": digest,
-            "Authorization": self._token and f"Bearer {self._token}",
-        }
-        for attempt in range(1, self.settings.attempts + 1):
+        request = _Request(method, target, self._token, body, patience)
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                return self._once(method, target, headers, body, read, patience)
+                return self._once(request, read)
             except NotFound:
                 if method == "DELETE" and attempt > 1:
                     return read(None)  # the answer to the first attempt was lost
                 raise
             except (Busy, Stopping, Unreachable) as error:
-                if attempt == self.settings.attempts:
+                if attempt >= self.settings.attempts:
                     raise
                 pause = float(error.fields.get("retry_after") or 0.05 * 2**attempt)
                 time.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads clients, guards nothing
-        raise InvalidOption("attempts is 0; it must be 1 or more", option="attempts")
 
-    def _once[T](
-        self,
-        method: str,
-        target: str,
-        headers: dict[str, str | None],
-        body: _Body | None,
-        read: Callable[[Any], T],
-        patience: float,
-    ) -> T:
+    def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
         connection = self._take()
         try:
-            connection.timeout = self.settings.idle_answer_seconds + patience
-            _send(connection, method, target, headers, body, connection.timeout)
-            answer = connection.getresponse()
-            if answer.status >= 300:
-                raise answers.refusal_of(self.url, answer)
-            result = read(answer)
-        except ResidualStoreError:
-            connection.close()
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise Unreachable(f"{method} {self.url}: {type(error).__name__}: {error}") from error
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            connection.close()
-            raise InternalError(
-                f"{self.url} gave an answer that is not understood; is it a store? {error}"
-            ) from error
+            with _told_apart(f"{request.method} {self.url}"):
+                connection.timeout = self.settings.idle_answer_seconds + request.patience
+                sent = _send(connection, request)
+                answer = connection.getresponse()
+                refusal = answers.refusal_of(self.url, answer) if answer.status >= 300 else None
+                result = read(answer) if refusal is None else None
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
-        return result
+        if sent:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        if refusal is not None:
+            raise refusal
+        return cast("T", result)
 
     def _take(self) -> http.client.HTTPConnection:
         """An idle connection that the server has not closed meanwhile, or a new one."""
@@ -237,33 +224,42 @@ class HttpStore:
         return self._connect()
 
 
-def _send(
-    connection: http.client.HTTPConnection,
-    method: str,
-    target: str,
-    headers: dict[str, str | None],
-    body: _Body | None,
-    timeout: float,
-) -> None:
-    connection.putrequest(method, target, skip_accept_encoding=True)
-    for name, value in headers.items():
-        if value:
-            connection.putheader(name, value)
-    asks = (
-        body is not None
-        and body.nbytes > _ASK_FIRST_BYTES
-        and not isinstance(connection, http.client.HTTPSConnection)
-    )
+@contextlib.contextmanager
+def _told_apart(what: str) -> Iterator[None]:
+    """Turn what the HTTP library and the readers of answers raise into errors of this project."""
+    try:
+        yield
+    except ResidualStoreError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
+
+
+def _send(connection: http.client.HTTPConnection, request: _Request) -> bool:
+    """Send a request; false if the server has answered before it wanted the body."""
+    body = request.body
+    connection.putrequest(request.method, request.target, skip_accept_encoding=True)
+    connection.putheader("Accept", "application/msgpack, */*")
+    if request.token is not None:
+        connection.putheader("Authorization", f"Bearer {request.token}")
+    if body is not None and body.digest is not None:
+        connection.putheader("Residual-Digest", body.digest)
+    asks = False
     if body is not None:
         connection.putheader("Content-Type", MEDIA_TYPE)
         connection.putheader("Content-Length", str(body.nbytes))
+        asks = body.nbytes > _ASK_FIRST_BYTES and not isinstance(connection, http.client.HTTPSConnection)
     if asks:
         connection.putheader("Expect", "100-continue")
     connection.endheaders()
-    connection.sock.settimeout(timeout)
-    if body is not None and (not asks or _may_send(connection.sock)):
-        for part in body.parts():
-            connection.send(part)
+    connection.sock.settimeout(connection.timeout)
+    if asks and not _may_send(connection.sock):
+        return False
+    for part in body.parts() if body is not None else ():
+        connection.send(part)
+    return True
 
 
 def _may_send(sock: socket.socket) -> bool:

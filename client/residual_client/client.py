@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
@@ -22,6 +22,7 @@ from residual_client.restore import check_program, check_widths, place_leaves, r
 from residual_client.transfer import placement_of
 from residual_client.vjp import check_vjp
 from residual_store.bundle import Bundle
+from residual_store.closing import ClosedAtExit
 from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable, StoreUnavailable
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
@@ -48,7 +49,7 @@ def connect(url: str | None = None, *, token: str | None = None, settings: Setti
     return Client(open_store(url, token=token, settings=settings))
 
 
-class Client:
+class Client(ClosedAtExit):
     """JAX in front of a store; safe to use from several threads.
 
     >>> with connect("memory://") as client:
@@ -74,12 +75,6 @@ class Client:
             if next(self._scratch_numbers):
                 self.store.delete_prefix(f"{self._scratch}/")
         self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Offload
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store.bundle import Bundle, Payload
+from residual_store.closing import ClosedAtExit
 from residual_store.encoding import decode
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog, already_exists
@@ -35,7 +36,7 @@ __all__ = ["LocalStore"]
 _LOOK_AGAIN_SECONDS = 0.25
 
 
-class LocalStore:
+class LocalStore(ClosedAtExit):
     """The engine of this process behind the `residual_store.store.Store` protocol, which documents its methods.
 
     Safe to use from several threads.
@@ -93,12 +94,6 @@ class LocalStore:
         self._host.close()
         if self._durable is not None:
             self._durable.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Putting
 

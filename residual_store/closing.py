@@ -1,0 +1,22 @@
+"""Closing: what holds something is closed at the end of a with statement."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+__all__ = ["ClosedAtExit"]
+
+
+class ClosedAtExit(ABC):
+    """A base for classes with a ``close`` method that can stand in a with statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held; once is enough, and more often does no harm."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
