@@ -28,6 +28,7 @@
     │   └── DataLoss                   500  data-loss
     ├── GradientRefused                going on could give a wrong gradient
     │   ├── LeafUnavailable             --  leaf-unavailable
+    │   ├── LeafMismatch                --  leaf-mismatch
     │   ├── BundleReplaced              --  bundle-replaced
     │   ├── ProgramMismatch             --  program-mismatch
     │   ├── ProgramUnavailable          --  program-unavailable
@@ -213,6 +214,12 @@ class LeafUnavailable(GradientRefused, ValueError):
     """A leaf cannot be read: it was deleted or donated, is being traced, or lies on another process."""
 
     code = "leaf-unavailable"
+
+
+class LeafMismatch(GradientRefused, ValueError):
+    """A leaf of the VJP object is not what its backward was traced for."""
+
+    code = "leaf-mismatch"
 
 
 class BundleReplaced(GradientRefused, ValueError):

@@ -12,7 +12,8 @@ from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 from residual_client.program import Lowered, bundle_signature, fingerprint_of, lowered_of
-from residual_client.transfer import abstract, check_precision
+from residual_client.refusals import about
+from residual_client.transfer import abstract
 from residual_client.trees import build, describe, difference
 from residual_client.vjp import check_arguments
 from residual_store.bundle import digest_of
@@ -67,14 +68,19 @@ class Backward:
         Raises `ArgumentMismatch` or `CotangentMismatch`, which name the leaf.
         """
         manifest = self._manifest
-        values = check_arguments(args, manifest.arguments, manifest.in_tree)
-        needed = [index for index, argument in enumerate(manifest.arguments) if argument.must_be_restored]
-        restored = [self._restored(values, index) for index in needed]
-        cotangents = _check_cotangent(cotangent, manifest)
+        with about(self.key):
+            restored, cotangents = self._checked(cotangent, args)
         gradients = self._call(self._leaves, restored, cotangents)
         trees = {index: tree_structure(arg) for index, arg in enumerate(args or ()) if arg is not None}
         result: tuple[Any, ...] = build(manifest.in_tree, gradients, like=trees)
         return result
+
+    def _checked(self, cotangent: Any, args: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+        manifest = self._manifest
+        values = check_arguments(args, manifest.arguments, manifest.in_tree)
+        needed = [index for index, argument in enumerate(manifest.arguments) if argument.must_be_restored]
+        restored = [self._restored(values, index) for index in needed]
+        return restored, _check_cotangent(cotangent, manifest)
 
     def _restored(self, values: dict[int, Any], index: int) -> Any:
         if index not in values:
@@ -124,6 +130,12 @@ def _is_named_by(manifest: Manifest, program: bytes, lowered: Lowered) -> bool:
     )
 
 
+def _meshes(manifest: Manifest) -> str:
+    return " and ".join(
+        dict.fromkeys(str(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None)
+    )
+
+
 def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
     """The callable of an exported backward, once it is sure that it is the one of this bundle and can run here.
 
@@ -145,10 +157,8 @@ def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
         )
     if exported.nr_devices not in (1, jax.device_count()):
         raise MeshMismatch(
-            f"the program of {key!r} needs {exported.nr_devices} devices and this process has {jax.device_count()}"
+            f"the program of {key!r} needs {exported.nr_devices} devices, as on {_meshes(manifest)}, and this process "
+            f"has {jax.device_count()}"
         )
-    check_precision(
-        [(f"args {one.path}", one.aval.dtype) for one in manifest.arguments if one.aval], what=key
-    )
     call: Call = jax.jit(exported.call)
     return call

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
+import sys
 import types
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +23,14 @@ __all__ = ["Unfollowable", "digest_callbacks"]
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis))
 _DEEPEST = 50
+_OF_EVERY_CLASS = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__firstlineno__",
+    "__static_attributes__",
+}
 
 
 class Unfollowable(Exception):
@@ -66,8 +77,21 @@ class _Walk:
                 self._function(value, depth)
             case types.MethodType():
                 self._all("method", [value.__func__, value.__self__], depth)
+            case staticmethod() | classmethod():
+                self._all(type(value).__name__, [value.__func__], depth)
             case functools.partial():
                 self._all("partial", [value.func, *value.args, *value.keywords.items()], depth)
+            case types.ModuleType():
+                self._say("module", value.__name__)
+            case type():
+                self._class(value, depth)
+            case types.BuiltinFunctionType() | np.ufunc():
+                self._say(type(value).__name__, getattr(value, "__module__", ""), value.__name__)
+            case _:
+                self._data(value, depth)
+
+    def _data(self, value: Any, depth: int) -> None:
+        match value:
             case tuple() | list():
                 self._all(type(value).__qualname__, value, depth)
             case dict():
@@ -75,39 +99,55 @@ class _Walk:
             case np.ndarray() | np.generic() | jax.Array():
                 host = np.asarray(value)
                 self._say(host.dtype.name, host.shape, hashlib.sha256(host.tobytes()).hexdigest())
-            case types.ModuleType() | types.BuiltinFunctionType() | type() | np.ufunc():
-                self._say(type(value).__name__, getattr(value, "__module__", ""), value.__name__)
             case np.dtype():
                 self._say("dtype", value.name)
-            case _ if callable(getattr(value, "__wrapped__", None)):
-                self._all("wrapped", [value.__wrapped__], depth)
             case _:
-                raise Unfollowable(f"it holds a {type(value).__module__}.{type(value).__qualname__}")
+                self._instance(value, depth)
 
     def _all(self, what: str, values: Iterable[Any], depth: int) -> None:
         self._say(what)
         for value in values:
             self.add(value, depth)
 
+    def _class(self, cls: type, depth: int) -> None:
+        self._say("class", cls.__module__, cls.__qualname__)
+        if not _is_installed(cls.__module__):
+            self._all("bases", cls.__bases__, depth)
+            own = {name: value for name, value in sorted(vars(cls).items()) if name not in _OF_EVERY_CLASS}
+            self.add(own, depth)
+
+    def _instance(self, value: Any, depth: int) -> None:
+        """An object of a class that is written in Python is its class and its attributes; of others nobody knows."""
+        kind = type(value)
+        written = all(one is object or not _is_installed(one.__module__) for one in kind.__mro__)
+        if not written or not hasattr(value, "__dict__"):
+            raise Unfollowable(f"it holds a {kind.__module__}.{kind.__qualname__}")
+        self._all("instance", [kind, vars(value)], depth)
+
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if function.__module__.partition(".")[0] in ("jax", "numpy"):
-            self._say("library", function.__module__, function.__qualname__)
+        if _is_installed(function.__module__):
+            self._say("installed", function.__module__, function.__qualname__)
             return
         self._code(function.__code__, depth)
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         self._all("bound", [function.__defaults__, function.__kwdefaults__, *cells], depth)
-        for name in sorted(_names(function.__code__)):
+        names = sorted(_names(function.__code__))
+        for name in names:
             if name in function.__globals__:
                 self._say("global", name)
-                self.add(function.__globals__[name], depth)
+                self._global(function.__globals__[name], names, depth)
+
+    def _global(self, value: Any, names: list[str], depth: int) -> None:
+        self.add(value, depth)
+        if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
+            for name in names:
+                if name in vars(value):
+                    self._say("of module", name)
+                    self.add(vars(value)[name], depth)
 
     def _code(self, code: types.CodeType, depth: int) -> None:
-        constants = code.co_consts
-        # A docstring is the first constant; it must not count.
-        if constants and isinstance(constants[0], str):
-            constants = constants[1:]
         self._say(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
-        for constant in constants:
+        for constant in _constants(code):
             if isinstance(constant, types.CodeType):
                 self._code(constant, depth)
             elif isinstance(constant, frozenset):
@@ -116,9 +156,26 @@ class _Walk:
                 self.add(constant, depth)
 
 
+def _constants(code: types.CodeType) -> tuple[Any, ...]:
+    """The constants without the docstring; up to Python 3.13 a def has its docstring, or None, as the first one."""
+    flag = getattr(inspect, "CO_HAS_DOCSTRING", None)
+    documented = code.co_flags & flag if flag is not None else not code.co_name.startswith("<")
+    return code.co_consts[1:] if documented else code.co_consts
+
+
 def _names(code: types.CodeType) -> set[str]:
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
     return names
+
+
+def _is_installed(module: str | None) -> bool:
+    """Whether a module belongs to Python or to an installed package, whose release stands for its content."""
+    top = (module or "").partition(".")[0]
+    if top in sys.stdlib_module_names and top != "__main__":
+        return True
+    spec = getattr(sys.modules.get(top), "__spec__", None)
+    origin = getattr(spec, "origin", None) or ""
+    return any(part in ("site-packages", "dist-packages") for part in Path(origin).parts)

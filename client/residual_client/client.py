@@ -18,9 +18,10 @@ from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
 from residual_client.offload import bundle_of
 from residual_client.programs import Programs
+from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
-from residual_client.transfer import placement_of
-from residual_client.vjp import check_vjp
+from residual_client.transfer import placement_of, start_copies
+from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
 from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable, StoreUnavailable
@@ -106,15 +107,18 @@ class Client(ClosedAtExit):
         'host'
         """
         self._forget_dead()
+        settings = self.store.settings
         known = check_vjp(vjp)
+        residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
+        start_copies(residuals)
         program = None if key is None else self._programs.of(vjp, known)
-        bundle = bundle_of(vjp, known, program, settings=self.store.settings, args=args, user=user)
+        bundle = bundle_of(vjp, known, residuals, program, settings=settings, args=args, user=user)
         if program is not None:
             self._programs.store(program)
         scratch = key is None
         if key is None:
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
-            durability, ttl = durability or "host", ttl or self.store.settings.scratch_ttl_seconds
+            durability, ttl = durability or "host", ttl or settings.scratch_ttl_seconds
         receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
         handle = Handle(
             key=key,
@@ -195,13 +199,15 @@ class Client(ClosedAtExit):
         """
         key = source.key if isinstance(source, Handle) else source
         bundle = self.store.get(key, wait=wait)
-        check_widths(bundle.manifest, key)
+        with about(key):
+            check_widths(bundle.manifest)
         call = self._call(key, bundle.manifest)
         movable = replace(
             bundle,
             manifest=replace(bundle.manifest, leaves=tuple(map(_anywhere, bundle.manifest.leaves))),
         )
-        return Backward(key, bundle.manifest, place_leaves(movable, None, live=()), call)
+        with about(key):
+            return Backward(key, bundle.manifest, place_leaves(movable, None, live=()), call)
 
     def _call(self, key: str, manifest: Manifest) -> Call:
         fingerprint = manifest.fingerprint

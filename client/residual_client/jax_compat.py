@@ -69,11 +69,14 @@ def is_sentinel(value: object) -> bool:
 class Linearized:
     """What a VJP object knows of the function that it differentiates.
 
-    ``saved`` has the abstract value of each argument leaf that the backward reads, by flat position.
+    ``saved`` has the abstract value of each argument leaf that the backward reads, by flat position, ``opaque`` that of
+    each opaque residual that it reads, and ``structured`` those of the structured residuals in order.
     ``tangents`` has that of each argument leaf's gradient, and ``outputs`` that of each output leaf's cotangent.
     """
 
     saved: dict[int, Any]
+    opaque: dict[int, Any]
+    structured: tuple[Any, ...]
     tangents: tuple[Any, ...]
     outputs: tuple[Any, ...]
     function: str
@@ -84,10 +87,14 @@ class Linearized:
 def linearized(vjp: Any) -> Linearized:
     """Read the linearized program of a VJP object."""
     spec, _, jaxpr, out_avals = vjp.fun.args
-    tangents = [var.aval for var in jaxpr.invars[len(spec) : len(spec) + vjp.in_tree.num_leaves]]
+    end = len(spec) + vjp.in_tree.num_leaves
+    read = list(zip(spec, [var.aval for var in jaxpr.invars], strict=False))
+    tangents = [var.aval for var in jaxpr.invars[len(spec) : end]]
     refs = tuple(index for index, aval in enumerate(tangents) if _is_ref(aval))
     return Linearized(
-        saved={one.idx: var.aval for one, var in zip(spec, jaxpr.invars, strict=False) if one.primal},
+        saved={one.idx: aval for one, aval in read if one.primal},
+        opaque={one.idx: aval for one, aval in read if not one.primal},
+        structured=tuple(var.aval for var in jaxpr.invars[end:]),
         tangents=tuple(getattr(aval, "inner_aval", aval).to_ct_aval() for aval in tangents),
         outputs=tuple(aval.to_ct_aval() for aval in out_avals),
         function=jaxpr.debug_info.func_src_info or "",

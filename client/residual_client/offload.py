@@ -13,9 +13,9 @@ import numpy as np
 
 from residual_client.jax_compat import Linearized, x64_enabled
 from residual_client.program import Program
-from residual_client.transfer import Residual, abstract, leaf_of, start_copies, to_host
+from residual_client.transfer import Residual, abstract, leaf_of, to_host
 from residual_client.trees import describe
-from residual_client.vjp import argument_digest, arguments_of, check_arguments, residuals_of
+from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
 from residual_store.manifest import Argument, Manifest, UserValue
 from residual_store.settings import Settings
@@ -26,18 +26,17 @@ __all__ = ["bundle_of"]
 def bundle_of(
     vjp: Any,
     known: Linearized,
+    residuals: list[Residual],
     program: Program | None,
     *,
     settings: Settings,
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
 ) -> Bundle:
-    """The bundle of a VJP object, its leaves copied to the host.
+    """The bundle of a VJP object, its ``residuals`` copied to the host.
 
     Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
     """
-    residuals = residuals_of(vjp, longest_path=settings.max_path_chars)
-    start_copies(residuals)
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))

@@ -49,18 +49,15 @@ class Signature:
     leaves: tuple[tuple[str, str], ...]
     arguments: tuple[tuple[str, str, bool, str], ...]
     cotangents: tuple[str, ...]
-    in_tree: str
-    out_tree: str
+    in_tree: list[Any]
+    out_tree: list[Any]
 
     def difference(self, other: Signature) -> str | None:
         """The first thing in which ``other`` differs, in words, or None."""
         if self.jax_version != other.jax_version:
             return f"the bundle was made with jax {self.jax_version} and this is jax {other.jax_version}"
-        for root, one_tree, other_tree in (
-            ("args", self.in_tree, other.in_tree),
-            ("output", self.out_tree, other.out_tree),
-        ):
-            if text := difference(json.loads(one_tree), json.loads(other_tree), root=root):
+        for root, tree in (("args", "in_tree"), ("output", "out_tree")):
+            if text := difference(getattr(self, tree), getattr(other, tree), root=root):
                 return text
         for what in ("in_tree", "out_tree", "arguments", "leaves", "cotangents"):
             one, another = getattr(self, what), getattr(other, what)
@@ -118,8 +115,8 @@ def signature_of(
         leaves=tuple((leaf.channel, _leaf_text(leaf)) for leaf in leaves),
         arguments=tuple((one.path, one.state, one.needed, str(one.aval)) for one in arguments),
         cotangents=tuple(map(str, cotangents)),
-        in_tree=json.dumps(in_tree, default=bytes.hex),
-        out_tree=json.dumps(out_tree, default=bytes.hex),
+        in_tree=list(in_tree),
+        out_tree=list(out_tree),
     )
 
 
@@ -130,15 +127,17 @@ def _leaf_text(leaf: Leaf) -> str:
 
 def lower(vjp: Any, known: Linearized, *, longest_path: int) -> Program:
     """Trace, lower and export the backward of a VJP object, whose leaves may be abstract; makes one lowering."""
-    residuals = residuals_of(vjp, longest_path=longest_path)
+    residuals = residuals_of(vjp, known, longest_path=longest_path)
     arguments = arguments_of(vjp, known, longest_path=longest_path)
     cotangents = tuple(map(abstract, known.outputs))
     in_tree, out_tree = describe(vjp.in_tree), describe(vjp.out_tree)
     leaves = [leaf_of(index, residual) for index, residual in enumerate(residuals)]
     signature = signature_of(leaves, arguments, cotangents, in_tree, out_tree, jax_version=jax.__version__)
-    lowered = (
-        _lower_ref(known) if known.refs else _lower_flat(*_flat_backward(vjp, known, arguments, residuals))
-    )
+    reason = _why_not(known, residuals)
+    if reason is None:
+        lowered = _lower_flat(*_flat_backward(vjp, known, arguments, residuals))
+    else:
+        lowered = Lowered(operations="", no_program=reason, is_distinct=False)
     return Program(
         treedef=tree_structure(vjp),
         signature=signature,
@@ -189,9 +188,17 @@ def _input(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak_type, sharding=sharding)
 
 
-def _lower_ref(known: Linearized) -> Lowered:
-    reason = "an argument is a Ref, so its gradient is accumulated in place by with_refs"
-    return Lowered(operations=_sha256(str(known.jaxpr)), no_program=reason, is_distinct=False)
+def _why_not(known: Linearized, residuals: Sequence[Residual]) -> str | None:
+    """Why a VJP object has no backward of its own that could be lowered."""
+    if known.refs:
+        return "an argument is a Ref, so its gradient is accumulated in place by with_refs"
+    mapped = next((residual for residual in residuals if residual.is_mapped), None)
+    if mapped is not None:
+        return (
+            f"{mapped.path} has shape {tuple(mapped.value.shape)} and the backward was traced for "
+            f"{tuple(mapped.expected.shape)}, so the VJP object was mapped and is applied under jax.vmap"
+        )
+    return None
 
 
 def _lower_flat(backward: Any, inputs: Any) -> Lowered:
@@ -220,7 +227,11 @@ def fingerprint_of(signature: Signature, lowered: Lowered) -> str | None:
     """The name of a program: 64 hexadecimal digits, or None if it cannot be told from others."""
     if not lowered.is_distinct:
         return None
-    return _sha256(json.dumps([vars(signature), lowered.operations, lowered.callbacks], sort_keys=True))
+    return _sha256(
+        json.dumps(
+            [vars(signature), lowered.operations, lowered.callbacks], sort_keys=True, default=bytes.hex
+        )
+    )
 
 
 def lowered_of(program: bytes) -> Lowered:

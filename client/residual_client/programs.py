@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jax.tree_util import tree_structure
+from jax.tree_util import tree_flatten
 
 from residual_client.jax_compat import Linearized, TreeDef, is_fresh
 from residual_client.program import Program, lower
 from residual_store.store import Store
 
 __all__ = ["EagerForwardWarning", "Programs"]
+
+type Identity = tuple[TreeDef, tuple[Any, ...]]
 
 _KEPT = 128
 
@@ -34,7 +36,7 @@ class Programs:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.RLock()
-        self._by_treedef: OrderedDict[TreeDef, Program] = OrderedDict()
+        self._by_identity: OrderedDict[Identity, Program] = OrderedDict()
         self._by_fingerprint: OrderedDict[str, Program] = OrderedDict()
         self._stored: set[str] = set()
         self._warned: set[str] = set()
@@ -42,23 +44,22 @@ class Programs:
     def of(self, vjp: Any, known: Linearized) -> Program:
         """The program of a VJP object, whose leaves may be abstract."""
         fresh = is_fresh(vjp)
-        treedef = tree_structure(vjp)
+        key = _identity(vjp)
         with self._lock:
-            program = self._by_treedef.get(treedef)
+            program = self._by_identity.get(key)
             if program is None:
-                program = self._note(
-                    lower(vjp, known, longest_path=self._store.settings.max_path_chars), fresh
-                )
-            self._by_treedef.move_to_end(treedef)
+                lowered = lower(vjp, known, longest_path=self._store.settings.max_path_chars)
+                program = self._note(key, lowered, fresh)
+            self._by_identity.move_to_end(key)
             return program
 
-    def _note(self, program: Program, fresh: bool) -> Program:
+    def _note(self, key: Identity, program: Program, fresh: bool) -> Program:
         twin = self.known(program.fingerprint)
         if twin is not None:
             program = replace(program, lowered=twin.lowered)
             if fresh:
                 self._warn(program.function)
-        _put(self._by_treedef, program.treedef, program)
+        _put(self._by_identity, key, program)
         if program.fingerprint is not None:
             _put(self._by_fingerprint, program.fingerprint, program)
         return program
@@ -84,6 +85,14 @@ class Programs:
             return
         self._store.put_program(fingerprint, exported)
         self._stored.add(fingerprint)
+
+
+def _identity(vjp: Any) -> Identity:
+    """The treedef and the abstract values of the leaves: a mapped VJP object has the treedef of the one it came from."""
+    leaves, treedef = tree_flatten(vjp)
+    return treedef, tuple(
+        (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False))) for leaf in leaves
+    )
 
 
 def _put[K](cache: OrderedDict[K, Program], key: K, program: Program) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from jax.sharding import Sharding
 
-from residual_client.jax_compat import TreeDef
+from residual_client.jax_compat import TreeDef, x64_enabled
 from residual_client.meshes import Meshes
 from residual_client.program import Program, bundle_signature, text_difference, text_of
+from residual_client.refusals import about
 from residual_client.transfer import check_precision, to_device
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle
-from residual_store.errors import NotFound, ProgramMismatch
+from residual_store.errors import NotFound, PrecisionMismatch, ProgramMismatch
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
@@ -34,20 +35,26 @@ def rebuild(
     Raises `ArgumentMismatch`, `PrecisionMismatch` or `MeshMismatch`.
     """
     manifest = bundle.manifest
-    check_widths(manifest, key)
-    values = check_arguments(args, manifest.arguments, manifest.in_tree)
-    leaves = place_leaves(bundle, placements, live=values.values())
-    return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
+    with about(key):
+        check_widths(manifest)
+        if manifest.x64 and not x64_enabled():
+            raise PrecisionMismatch(
+                "it was made with jax_enable_x64 on and that is off here, so what the backward computes in 64 bits "
+                "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
+            )
+        values = check_arguments(args, manifest.arguments, manifest.in_tree)
+        leaves = place_leaves(bundle, placements, live=values.values())
+        return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
 
 
-def check_widths(manifest: Manifest, key: str) -> None:
+def check_widths(manifest: Manifest) -> None:
     """Raise `PrecisionMismatch` if anything in the bundle is wider than this process allows."""
     named = [(leaf.path, leaf.dtype) for leaf in manifest.leaves]
     named += [
         (argument.path, argument.aval.dtype) for argument in manifest.arguments if argument.aval is not None
     ]
     named += [("the cotangent", aval.dtype) for aval in manifest.cotangents]
-    check_precision(named, what=f"the bundle {key!r}")
+    check_precision(named)
 
 
 def place_leaves(bundle: Bundle, placements: Sequence[Sharding | None] | None, *, live: Any) -> list[Any]:

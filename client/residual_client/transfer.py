@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from residual_client.jax_compat import key_impl, with_weak_type, x64_enabled
 from residual_client.meshes import Meshes, symbolic
 from residual_store.dtypes import DTYPES, FLOAT0, name_of
-from residual_store.errors import LeafUnavailable, PrecisionMismatch
+from residual_store.errors import LeafMismatch, LeafUnavailable, PrecisionMismatch
 from residual_store.leaf import Aval, Channel, Leaf
 
 __all__ = [
@@ -37,11 +37,20 @@ _WIDE = ("float64", "complex128", "int64", "uint64")
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """One leaf of a VJP object: its place, and its value, a `jax.Array`, a numpy array or an abstract value."""
+    """One leaf of a VJP object: its place, and its value, a `jax.Array`, a numpy array or an abstract value.
+
+    ``expected`` is the abstract value that the backward was traced with, if it reads the leaf.
+    """
 
     channel: Channel
     path: str
     value: Any
+    expected: Any = None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the leaf has another shape than the backward expects, as in a VJP object that `jax.vmap` made."""
+        return self.expected is not None and tuple(self.value.shape) != tuple(self.expected.shape)
 
 
 def is_key(value: Any) -> bool:
@@ -65,6 +74,7 @@ def start_copies(residuals: Iterable[Residual]) -> None:
     """
     for residual in residuals:
         value = residual.value
+        _check_dtype(residual)
         if isinstance(value, jax.core.Tracer):
             raise LeafUnavailable(
                 f"{residual.path} is being traced, so it has no value to store; "
@@ -82,11 +92,26 @@ def start_copies(residuals: Iterable[Residual]) -> None:
             )
 
 
+def _check_dtype(residual: Residual) -> None:
+    expected = residual.expected
+    if expected is not None and hasattr(residual.value, "dtype") and residual.value.dtype != expected.dtype:
+        raise LeafMismatch(
+            f"{residual.path} is {residual.value.dtype} and the backward was traced for {expected.dtype}; "
+            "it was changed after jax.vjp, and JAX would apply it without a word",
+            leaf=residual.path,
+        )
+
+
 def _check_readable(path: str, value: jax.Array) -> None:
     if value.is_deleted():
         raise LeafUnavailable(
             f"{path} was deleted or donated before it could be offloaded; "
             "offload before the call that donates it, or do not donate it",
+            leaf=path,
+        )
+    if getattr(getattr(value.sharding, "spec", None), "unreduced", None):
+        raise LeafUnavailable(
+            f"{path} is a sum that is still to be made over devices ({value.sharding}), so it has no value to store",
             leaf=path,
         )
     if not value.is_fully_addressable:
@@ -99,7 +124,12 @@ def _check_readable(path: str, value: jax.Array) -> None:
 def to_host(residual: Residual) -> Host:
     """The values of a leaf as a host array, without a copy where the backend allows that."""
     value = residual.value
-    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    try:
+        return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    except Exception as error:
+        raise LeafUnavailable(
+            f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
+        ) from error
 
 
 def leaf_of(index: int, residual: Residual) -> Leaf:
@@ -130,14 +160,14 @@ def leaf_of(index: int, residual: Residual) -> Leaf:
     )
 
 
-def check_precision(named: Sequence[tuple[str, str]], *, what: str) -> None:
+def check_precision(named: Sequence[tuple[str, str]]) -> None:
     """Raise `PrecisionMismatch` if a (path, dtype) is 64 bits wide and this process would cut it to 32."""
     if x64_enabled():
         return
     for path, dtype in named:
         if dtype in _WIDE:
             raise PrecisionMismatch(
-                f"{what}: {path} is {dtype}, and jax_enable_x64 is off here, so JAX would cut it to 32 bits; "
+                f"{path} is {dtype}, and jax_enable_x64 is off here, so JAX would cut it to 32 bits; "
                 "set jax_enable_x64, as the process that made the bundle did",
                 leaf=path,
             )

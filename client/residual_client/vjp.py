@@ -25,6 +25,7 @@ from residual_client.trees import argument_paths, describe, difference, leaves_o
 from residual_store.bundle import digest_of
 from residual_store.dtypes import FLOAT0
 from residual_store.errors import ArgumentMismatch
+from residual_store.leaf import Channel
 from residual_store.manifest import Argument, State
 from residual_store.tree import leaf_count, split
 
@@ -45,19 +46,25 @@ def check_vjp(vjp: Any) -> Linearized:
     return linearized(vjp)
 
 
-def residuals_of(vjp: Any, *, longest_path: int) -> list[Residual]:
-    """The leaves of a VJP object in its own order, each with its channel and path."""
-    paths = argument_paths(vjp.in_tree)
-    found = [
-        Residual(channel="args_res", path=shortened(path, longest_path), value=value)
-        for path, value in zip(paths, leaves_of(vjp.args_res), strict=True)
-        if not is_sentinel(value)
-    ]
-    for channel in ("opaque_residuals", "structured_residuals"):
-        for path, value in tree_leaves_with_path(getattr(vjp, channel)):
+def residuals_of(vjp: Any, known: Linearized, *, longest_path: int) -> list[Residual]:
+    """The leaves of a VJP object in its own order, each with its channel, its path, and what the backward expects."""
+    found = []
+    for index, (path, value) in enumerate(
+        zip(argument_paths(vjp.in_tree), leaves_of(vjp.args_res), strict=True)
+    ):
+        if not is_sentinel(value):
+            path = shortened(path, longest_path)
             found.append(
-                Residual(channel=channel, path=shortened(channel + keystr(path), longest_path), value=value)
+                Residual(channel="args_res", path=path, value=value, expected=known.saved.get(index))
             )
+    channels: dict[Channel, dict[int, Any]] = {
+        "opaque_residuals": known.opaque,
+        "structured_residuals": dict(enumerate(known.structured)),
+    }
+    for channel, expected in channels.items():
+        for index, (keys, value) in enumerate(tree_leaves_with_path(getattr(vjp, channel))):
+            path = shortened(channel + keystr(keys), longest_path)
+            found.append(Residual(channel=channel, path=path, value=value, expected=expected.get(index)))
     return found
 
 

@@ -109,7 +109,7 @@ def numbered_cotangent(y: Any) -> Any:
         count += value.size
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             numbers = numbers * (1 - 0.5j)
-        array = jnp.asarray(numbers.reshape(value.shape)).astype(value.dtype)
+        array = jnp.asarray(numbers.reshape(value.shape).astype(value.dtype))
         return jax.device_put(array, value.sharding) if getattr(value, "committed", False) else array
 
     return tree_map(one, y)
@@ -117,10 +117,10 @@ def numbered_cotangent(y: Any) -> Any:
 
 def ramp(n: int = 4) -> jax.Array:
     """0.3, 0.6, 0.9 and so on."""
-    return jnp.arange(1.0, n + 1) * 0.3
+    return jnp.asarray(np.arange(1, n + 1, dtype=np.float32) * np.float32(0.3))
 
 
 def matrix(rows: int = 4, columns: int = 4, scale: float = 0.1) -> jax.Array:
     """Ascending numbers around zero."""
-    numbers = jnp.arange(rows * columns, dtype=jnp.float32).reshape(rows, columns)
-    return (numbers - rows * columns / 2) * scale
+    numbers = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns) - rows * columns / 2
+    return jnp.asarray(numbers * np.float32(scale))
