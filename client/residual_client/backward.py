@@ -11,7 +11,6 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
-from residual_client.program import Lowered, bundle_signature, fingerprint_of, lowered_of
 from residual_client.refusals import about
 from residual_client.transfer import abstract
 from residual_client.trees import build, describe, difference
@@ -21,7 +20,6 @@ from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.errors import (
     ArgumentMismatch,
     CotangentMismatch,
-    DataLoss,
     MeshMismatch,
     ProgramMismatch,
     ProgramUnavailable,
@@ -116,20 +114,6 @@ def _check_cotangent_leaf(value: Any, wanted: Aval, path: str) -> Any:
     return array
 
 
-def _is_named_by(manifest: Manifest, program: bytes, lowered: Lowered) -> bool:
-    """Whether a program is the one that was stored with the bundle, or one with the same operations.
-
-    The second differs where another process traced the same function with other line numbers first.
-    """
-    if manifest.program == digest_of(program):
-        return True
-    signature = bundle_signature(manifest)
-    return (
-        signature.jax_version == jax.__version__
-        and fingerprint_of(signature, lowered) == manifest.fingerprint
-    )
-
-
 def _meshes(manifest: Manifest) -> str:
     return " and ".join(
         dict.fromkeys(str(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None)
@@ -139,17 +123,20 @@ def _meshes(manifest: Manifest) -> str:
 def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
     """The callable of an exported backward, once it is sure that it is the one of this bundle and can run here.
 
-    Raises `DataLoss`, `ProgramMismatch`, `MeshMismatch` or `ProgramUnavailable`.
+    Raises `ProgramMismatch`, `MeshMismatch` or `ProgramUnavailable`.
     """
+    if digest_of(program) != manifest.program:
+        raise ProgramMismatch(
+            f"the program stored under the fingerprint of {key!r} is not the one that the bundle was stored with; "
+            "it was neither read nor run"
+        )
     try:
         exported = export.deserialize(bytearray(program))
-        lowered = lowered_of(program)
     except Exception as error:
-        raise DataLoss(f"the program of {key!r} cannot be read: {type(error).__name__}: {error}") from error
-    if not _is_named_by(manifest, program, lowered):
-        raise ProgramMismatch(
-            f"the program stored for {key!r} is not the one that its fingerprint names; it was not run"
-        )
+        raise ProgramUnavailable(
+            f"this jax {jax.__version__} cannot read the program of {key!r}, which jax "
+            f"{manifest.versions.get('jax', '?')} exported: {type(error).__name__}: {error}"
+        ) from error
     platform = export.default_export_platform()
     if platform not in exported.platforms:
         raise ProgramUnavailable(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax import export
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import _convert_element_type
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
@@ -34,6 +35,7 @@ __all__ = [
     "linearized",
     "node_of",
     "operation_text",
+    "stripped",
     "with_weak_type",
     "without_locations",
     "x64_enabled",
@@ -144,15 +146,25 @@ def key_impl(dtype: Any) -> str:
 
 
 def operation_text(program: export.Exported) -> str:
-    """The StableHLO of an exported program without source locations, constants written out in full."""
+    """The StableHLO of an exported program, constants written out in full."""
     return without_locations(program.mlir_module())
 
 
 def without_locations(text: str) -> str:
     """StableHLO text with all source locations removed, so that a moved line changes nothing."""
     with _mlir.make_ir_context():
-        module = _ir.Module.parse(text)
-        return str(module.operation.get_asm(enable_debug_info=False))
+        return _text_of(_ir.Module.parse(text))
+
+
+def _text_of(module: Any) -> str:
+    return str(module.operation.get_asm(enable_debug_info=False))
+
+
+def stripped(program: export.Exported) -> export.Exported:
+    """The same program without source locations, so that its bytes say nothing of where it was written."""
+    with _mlir.make_ir_context():
+        module = _ir.Module.parse(_text_of(_ir.Module.parse(program.mlir_module())))
+        return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))
 
 
 def host_callbacks(jaxpr: Any) -> Iterator[Any]:

@@ -19,7 +19,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.callbacks import Unfollowable, digest_callbacks
-from residual_client.jax_compat import Linearized, TreeDef, host_callbacks, operation_text, without_locations
+from residual_client.jax_compat import (
+    Linearized,
+    TreeDef,
+    host_callbacks,
+    operation_text,
+    stripped,
+    without_locations,
+)
 from residual_client.transfer import Residual, abstract, leaf_of
 from residual_client.trees import describe, difference
 from residual_client.vjp import arguments_of, fill, residuals_of
@@ -33,7 +40,6 @@ __all__ = [
     "bundle_signature",
     "fingerprint_of",
     "lower",
-    "lowered_of",
     "text_difference",
     "text_of",
 ]
@@ -206,7 +212,7 @@ def _lower_flat(backward: Any, inputs: Any) -> Lowered:
     reason = ""
     for platforms in (_PLATFORMS, (export.default_export_platform(),)):
         try:
-            exported = export.export(backward, platforms=platforms)(*inputs)
+            exported = stripped(export.export(backward, platforms=platforms)(*inputs))
             program = bytes(exported.serialize())
         except Exception as error:  # noqa: BLE001 - jax.export raises KeyError, NotImplementedError, ValueError and more
             reason = f"jax.export cannot serialize the backward: {type(error).__name__}: {error}"[:500]
@@ -232,11 +238,6 @@ def fingerprint_of(signature: Signature, lowered: Lowered) -> str | None:
             [vars(signature), lowered.operations, lowered.callbacks], sort_keys=True, default=bytes.hex
         )
     )
-
-
-def lowered_of(program: bytes) -> Lowered:
-    """The operations of a serialized program; raises whatever jax.export raises for a damaged one."""
-    return Lowered(operations=_sha256(text_of(program)), exported=program)
 
 
 def _sha256(text: str) -> str:

@@ -13,8 +13,8 @@ from residual_client.program import Program, bundle_signature, text_difference, 
 from residual_client.refusals import about
 from residual_client.transfer import check_precision, to_device
 from residual_client.vjp import check_arguments, fill
-from residual_store.bundle import Bundle
-from residual_store.errors import NotFound, PrecisionMismatch, ProgramMismatch
+from residual_store.bundle import Bundle, digest_of
+from residual_store.errors import PrecisionMismatch, ProgramMismatch, ResidualStoreError
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
@@ -95,7 +95,7 @@ def check_program(manifest: Manifest, program: Program, *, key: str, store: Stor
             "in the process that offloaded it"
         )
     difference = bundle_signature(manifest).difference(program.signature) or _operations_difference(
-        manifest.fingerprint, program, store
+        manifest, program, store
     )
     raise ProgramMismatch(
         f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
@@ -104,11 +104,11 @@ def check_program(manifest: Manifest, program: Program, *, key: str, store: Stor
     )
 
 
-def _operations_difference(fingerprint: str, program: Program, store: Store) -> str:
+def _operations_difference(manifest: Manifest, program: Program, store: Store) -> str:
     try:
-        stored = store.get_program(fingerprint)
-    except NotFound:
-        stored = None
-    if stored is None or program.lowered.exported is None:
+        stored = store.get_program(manifest.fingerprint or "")
+    except ResidualStoreError:
+        stored = b""
+    if digest_of(stored) != manifest.program or program.lowered.exported is None:
         return "the operations of the lowered backward differ"
     return text_difference(text_of(stored), text_of(program.lowered.exported))

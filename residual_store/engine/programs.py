@@ -45,19 +45,23 @@ class DurablePrograms:
 
     def write(self, fingerprint: str, program: bytes) -> None:
         path = f"programs/{check_fingerprint(fingerprint)}"
-        if self._root.read(path) is None:
+        found = self._root.read(path)
+        if found is None or not _is_whole(found):
             self._root.write(path, digest_of(program) + program)
 
     def read(self, fingerprint: str) -> bytes:
         found = self._root.read(f"programs/{check_fingerprint(fingerprint)}")
         if found is None:
             raise _missing(fingerprint)
-        digest, program = found[:16], found[16:]
-        if digest_of(program) != digest:
+        if not _is_whole(found):
             raise DataLoss(
-                f"the program {fingerprint} is damaged; remove it and offload once more to store it again"
+                f"the program {fingerprint} is damaged; offload once more to store it again"
             )
-        return program
+        return found[16:]
+
+
+def _is_whole(found: bytes) -> bool:
+    return digest_of(found[16:]) == found[:16]
 
 
 def _missing(fingerprint: str) -> NotFound:

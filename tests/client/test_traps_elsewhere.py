@@ -174,9 +174,9 @@ def _program(fn: Any = layer) -> bytes:
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
-    """A pickle in the place of a program is refused as damaged, and what is in it does not run."""
+    """A pickle in the place of a program is refused by its digest, and what is in it does not run."""
     bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
-    with pytest.raises(DataLoss, match="'run/step'"):
+    with pytest.raises(ProgramMismatch, match="'run/step'"):
         _stored_with_program(bomb).backward("run/step")
     assert not (tmp_path / "exploded").exists()
     pickle.loads(bomb)
@@ -197,8 +197,8 @@ def test_no_package_can_load_code_from_data() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b"not a program" * 100], ids=["empty", "zeros", "text"])
 def test_a_program_that_is_none_is_refused(content: bytes) -> None:
-    """What cannot be read as a program is a loss of data, named by the key, and never a fault in a reader."""
-    with pytest.raises(DataLoss, match="the program of 'run/step' cannot be read"):
+    """What is not the program of the bundle is refused by its digest, before any reader sees it."""
+    with pytest.raises(ProgramMismatch, match="'run/step' is not the one that the bundle was stored with"):
         _stored_with_program(content).backward("run/step")
 
 
@@ -249,6 +249,6 @@ def test_the_program_of_another_function_is_refused() -> None:
 
     client = _stored_with_program(_program(scaled(3.0)), scaled(2.0))
     with pytest.raises(
-        ProgramMismatch, match="'run/step' is not the one that its fingerprint names; it was not run"
+        ProgramMismatch, match="'run/step' is not the one that the bundle was stored with; it was neither read"
     ):
         client.backward("run/step")
