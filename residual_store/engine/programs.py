@@ -54,9 +54,7 @@ class DurablePrograms:
         if found is None:
             raise _missing(fingerprint)
         if not _is_whole(found):
-            raise DataLoss(
-                f"the program {fingerprint} is damaged; offload once more to store it again"
-            )
+            raise DataLoss(f"the program {fingerprint} is damaged; offload once more to store it again")
         return found[16:]
 
 

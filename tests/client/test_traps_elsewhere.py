@@ -249,6 +249,7 @@ def test_the_program_of_another_function_is_refused() -> None:
 
     client = _stored_with_program(_program(scaled(3.0)), scaled(2.0))
     with pytest.raises(
-        ProgramMismatch, match="'run/step' is not the one that the bundle was stored with; it was neither read"
+        ProgramMismatch,
+        match="'run/step' is not the one that the bundle was stored with; it was neither read",
     ):
         client.backward("run/step")

@@ -9,7 +9,6 @@ import pytest
 
 from residual_store import Settings, open_store
 from residual_store.engine.local import LocalStore
-from residual_store.engine.root import Root
 from residual_store.engine.writers import Writers
 from residual_store.errors import InvalidOption, ResidualStoreError
 from tests.store.bundles import assert_equal, noise
