@@ -160,17 +160,22 @@ class Client(ClosedAtExit):
         >>> f_vjp = client.restore(handle, args=(W, None))
         """
         self._forget_dead()
-        key = source.key if isinstance(source, Handle) else source
-        bundle = self.store.get(key, wait=wait)
+        key, bundle = self._get(source, wait)
         treedef, placements = self._treedef(source, key, bundle, like)
         return rebuild(bundle, treedef, placements, key=key, args=args)
 
-    def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
+    def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
+        """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
+        key = source.key if isinstance(source, Handle) else source
+        bundle = self.store.get(key, wait=wait)
         if isinstance(source, Handle) and digest_of_manifest(bundle.manifest) != source.digest:
             raise BundleReplaced(
-                f"the bundle {key!r} was replaced after this handle was made; restore by key if the new one is wanted",
+                f"the bundle {key!r} was replaced after this handle was made; use the key if the new one is wanted",
                 key=key,
             )
+        return key, bundle
+
+    def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
         if like is not None:
             program = self._programs.of(like, check_vjp(like))
             check_program(bundle.manifest, program, key=key, store=self.store)
@@ -197,8 +202,7 @@ class Client(ClosedAtExit):
 
         >>> dW, dx = client.backward("exp1/step-12/layer-3")(y_bar, args=(W, None))
         """
-        key = source.key if isinstance(source, Handle) else source
-        bundle = self.store.get(key, wait=wait)
+        key, bundle = self._get(source, wait)
         with about(key):
             check_widths(bundle.manifest)
         call = self._call(key, bundle.manifest)

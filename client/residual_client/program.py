@@ -179,7 +179,9 @@ def _flat_backward(
         [_input(known.saved[index]) for index in missing],
         [_input(aval) for aval in known.outputs],
     )
-    return jax.jit(backward), inputs
+    # JAX drops inputs that are not used and numbers the rest, so without this two backwards that read different
+    # residuals of one shape would have equal operations, and one fingerprint.
+    return jax.jit(backward, keep_unused=True), inputs
 
 
 def _input(value: Any) -> jax.ShapeDtypeStruct:

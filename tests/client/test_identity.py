@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +147,6 @@ def test_an_edit_of_the_program_is_refused(
         )
         assert re.search(r"(of the lowered backward|leaves differ:) was .* and is ", answers[edit])
         assert "pass like= from the same function and arguments" in answers[edit]
-
-
-@pytest.fixture
-def client() -> Iterator[rc.Client]:
-    """A client of an empty store in this process."""
-    with rc.connect("memory://") as client:
-        yield client
 
 
 def scaled(scale: Any) -> Any:

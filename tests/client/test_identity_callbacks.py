@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -14,13 +15,6 @@ import residual_client as rc
 from residual_store.errors import ProgramMismatch, ProgramUnavailable
 from tests.cases.case import ramp
 from tests.client.bits import bits_of
-
-
-@pytest.fixture
-def client() -> Iterator[rc.Client]:
-    """A client of an empty store in this process."""
-    with rc.connect("memory://") as client:
-        yield client
 
 
 def calling(source: str, name: str = "callback.py") -> Any:
@@ -73,6 +67,47 @@ def callback(v):
         return v
 """
 
+_MODULE_IN_A_MODULE = """
+import types
+package = types.ModuleType("package")
+package.ops = types.ModuleType("package.ops")
+package.ops.scale = lambda v: v * np.float32(2)
+
+def callback(v):
+    return package.ops.scale(v)
+"""
+_ATTRIBUTE = """
+def callback(v):
+    return v * callback.scale
+
+callback.scale = np.float32(2)
+"""
+_INSTANCE = """
+class Scale:
+    def __init__(self, k):
+        self.k = k
+
+    def __call__(self, v):
+        return v * self.k
+
+callback = Scale(np.float32(2))
+"""
+_DECORATED = """
+import functools
+
+def scaled(k):
+    def decorate(f):
+        @functools.wraps(f)
+        def wrapped(v):
+            return f(v) * k
+        return wrapped
+    return decorate
+
+@scaled(np.float32(2))
+def callback(v):
+    return v
+"""
+
 _EDITS = {
     "a function of numpy": ("def callback(v): return np.cos(v)", "cos", "sin"),
     "a constant": ("def callback(v): return v * np.float32(2)", "2)", "3)"),
@@ -104,6 +139,25 @@ _EDITS = {
     "a method": (_METHOD, "2)", "3)"),
     "a function of a module": (_MODULE, "2)", "3)"),
     "a handler": (_TRY, "2)", "3)"),
+    "a function of a module in a module": (_MODULE_IN_A_MODULE, "2)", "3)"),
+    "a function of a module by its name": (
+        _MODULE.replace("ops.scale(v)", "getattr(ops, 'scale')(v)"),
+        "2)",
+        "3)",
+    ),
+    "an attribute of the function": (_ATTRIBUTE, "2)", "3)"),
+    "the state of an instance": (_INSTANCE, "2)", "3)"),
+    "a decorator": (_DECORATED, "2)", "3)"),
+    "a ufunc made of Python": (
+        "f = np.frompyfunc(lambda x: x * 2.0, 1, 1)\ndef callback(v): return f(v).astype(np.float32)",
+        "2.0",
+        "3.0",
+    ),
+    "a method of a dict": (
+        "get = {'k': np.float32(2)}.get\ndef callback(v): return v * get('k')",
+        "2)",
+        "3)",
+    ),
 }
 
 
@@ -116,6 +170,25 @@ def test_callbacks_that_differ_in_python_are_told_apart(client: rc.Client, edit:
     client.offload(one, "run/callback")
     with pytest.raises(ProgramMismatch, match="'run/callback'"):
         rc.Client(client.store).restore("run/callback", like=other)
+
+
+def test_a_module_that_the_callback_imports_itself(
+    client: rc.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import inside of the callback names code too: with other code under that name it is another program."""
+    source = "def callback(v):\n    from ops_of_the_callback import scale\n    return v * scale"
+
+    def module(scale: float) -> ModuleType:
+        made = ModuleType("ops_of_the_callback")
+        vars(made)["scale"] = np.float32(scale)
+        return made
+
+    monkeypatch.setitem(sys.modules, "ops_of_the_callback", module(2))
+    one = calling(source)
+    client.offload(one, "run/callback")
+    monkeypatch.setitem(sys.modules, "ops_of_the_callback", module(3))
+    with pytest.raises(ProgramMismatch, match="'run/callback'"):
+        rc.Client(client.store).restore("run/callback", like=calling(source))
 
 
 _TWICE = "def callback(v):\n    return v * np.float32(2)"
@@ -139,6 +212,17 @@ def test_callbacks_that_do_the_same_are_accepted(client: rc.Client, edit: str) -
     client.offload(one, "run/callback")
     restored = rc.Client(client.store).restore("run/callback", like=calling(after, "elsewhere.py"))
     assert bits_of(restored(jnp.ones(4))) == bits_of(one(jnp.ones(4)))
+
+
+def test_a_callback_with_a_variable_that_has_no_value_yet(client: rc.Client) -> None:
+    """A closure may be empty when the backward is stored; the offload goes on all the same."""
+    source = (
+        "def make():\n    def inner(v):\n        return later if v is None else v * np.float32(2)\n"
+        "    return inner\n    later = 1\ncallback = make()"
+    )
+    vjp = calling(source)
+    handle = client.offload(vjp, "run/callback")
+    assert bits_of(client.restore(handle)(jnp.ones(4))) == bits_of(vjp(jnp.ones(4)))
 
 
 def test_a_callback_that_nobody_can_follow_is_told_at_the_offload(client: rc.Client) -> None:

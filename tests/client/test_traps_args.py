@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,13 +21,6 @@ from tests.client.bits import bits_of
 
 type Restoring = Callable[[Any], Any]
 """Restores the one bundle of the test with these ``args``, and applies it to ones."""
-
-
-@pytest.fixture
-def client() -> Iterator[rc.Client]:
-    """A client of an empty store in this process."""
-    with rc.connect("memory://") as client:
-        yield client
 
 
 @pytest.fixture(params=["restore", "backward"])

@@ -8,7 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,6 @@ from tests.cases.sharded import mesh_of, spread
 from tests.client.bits import bits_of
 
 _REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def client() -> Iterator[rc.Client]:
-    """A client of an empty store in this process."""
-    with rc.connect("memory://") as client:
-        yield client
 
 
 # Fewer devices
@@ -100,6 +92,17 @@ def test_a_mesh_of_some_devices_needs_an_argument_on_it(client: rc.Client) -> No
         gradients = restored(y)
         assert bits_of(gradients) == bits_of(wanted)
         assert [g.sharding for g in gradients] == [g.sharding for g in wanted]
+
+
+def test_shapes_with_their_shardings_describe_a_program(client: rc.Client) -> None:
+    """A process that has no arrays yet may trace the forward with shapes, if they say how the arrays will lie."""
+    forward = jax.jit(lambda w, x: jax.vjp(layer, w, x))
+    args = CASES["sharded_replicated_leaf"]().args
+    y, vjp = forward(*args)
+    client.offload(vjp, "run/auto")
+    shapes = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=arg.sharding) for arg in args]
+    restored = rc.Client(client.store).restore("run/auto", like=jax.eval_shape(forward, *shapes)[1])
+    assert bits_of(restored(y)) == bits_of(vjp(y))
 
 
 def test_leaves_and_gradients_lie_where_they_did(client: rc.Client) -> None:
