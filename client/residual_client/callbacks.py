@@ -2,22 +2,26 @@
 
 StableHLO says only that a callback is called, not which one, so two programs that differ in a callback would have one
 fingerprint.
-The digest follows a function's code, defaults, closure and the globals that it names, and refuses what it cannot follow.
+The digest follows a function's code, defaults, closure, attributes and the globals that it names.
+What it cannot follow it refuses, and then such a bundle can be restored from its handle only.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+from residual_client.trees import describe
 
 __all__ = ["Unfollowable", "digest_callbacks"]
 
@@ -31,21 +35,36 @@ _OF_EVERY_CLASS = {
     "__firstlineno__",
     "__static_attributes__",
 }
+_REACHES_ANYTHING = {
+    "globals",
+    "locals",
+    "eval",
+    "exec",
+    "open",
+    "environ",
+    "getenv",
+    "__import__",
+    "import_module",
+}
+_REACHES_ALL_OF_A_MODULE = {"getattr", "vars", "__dict__"}
 
 
 class Unfollowable(Exception):
     """A callback holds something whose content cannot be told, such as an open file."""
 
 
-def digest_callbacks(callbacks: Iterable[Any]) -> str | None:
-    """The SHA-256 of all callbacks in order, or None if there are none; raises `Unfollowable`.
+def digest_callbacks(callbacks: Iterable[tuple[Any, Any]]) -> str | None:
+    """The SHA-256 of all callbacks in order, each with the treedef of its operands, or None if there are none.
 
-    >>> digest_callbacks([lambda x: x * 2]) == digest_callbacks([lambda x: x * 3])
+    Raises `Unfollowable`.
+
+    >>> operands = jax.tree.structure((0,))
+    >>> digest_callbacks([(lambda x: x * 2, operands)]) == digest_callbacks([(lambda x: x * 3, operands)])
     False
     """
     walk = _Walk()
-    for callback in callbacks:
-        walk.add(callback, 0)
+    for callback, operands in callbacks:
+        walk.add([callback, repr(describe(operands))], 0)
     return walk.hexdigest() if walk.seen else None
 
 
@@ -53,6 +72,26 @@ class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self.seen: dict[int, Any] = {}
+        self._by_type: Mapping[type, Callable[[Any, int], None]] = {
+            types.FunctionType: self._function,
+            types.MethodType: lambda value, depth: self._all(
+                "method", [value.__func__, value.__self__], depth
+            ),
+            types.BuiltinFunctionType: self._builtin,
+            staticmethod: lambda value, depth: self._all("static method", [value.__func__], depth),
+            classmethod: lambda value, depth: self._all("class method", [value.__func__], depth),
+            functools.partial: lambda value, depth: self._all(
+                "partial", [value.func, value.args, value.keywords], depth
+            ),
+            tuple: lambda value, depth: self._all("tuple", value, depth),
+            list: lambda value, depth: self._all("list", value, depth),
+            dict: lambda value, depth: self._all(
+                "dict", [part for item in value.items() for part in item], depth
+            ),
+            frozenset: lambda value, depth: self._all("set", sorted(value, key=repr), depth),
+            types.CodeType: self._code,
+            types.ModuleType: lambda value, depth: self._say("module", value.__name__),
+        }
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
@@ -69,45 +108,34 @@ class _Walk:
             self._say("again", list(self.seen).index(id(value)))
         else:
             self.seen[id(value)] = value
-            self._follow(value, depth + 1)
-
-    def _follow(self, value: Any, depth: int) -> None:
-        match value:
-            case types.FunctionType():
-                self._function(value, depth)
-            case types.MethodType():
-                self._all("method", [value.__func__, value.__self__], depth)
-            case staticmethod() | classmethod():
-                self._all(type(value).__name__, [value.__func__], depth)
-            case functools.partial():
-                self._all("partial", [value.func, *value.args, *value.keywords.items()], depth)
-            case types.ModuleType():
-                self._say("module", value.__name__)
-            case type():
-                self._class(value, depth)
-            case types.BuiltinFunctionType() | np.ufunc():
-                self._say(type(value).__name__, getattr(value, "__module__", ""), value.__name__)
-            case _:
-                self._data(value, depth)
-
-    def _data(self, value: Any, depth: int) -> None:
-        match value:
-            case tuple() | list():
-                self._all(type(value).__qualname__, value, depth)
-            case dict():
-                self._all("dict", [part for item in value.items() for part in item], depth)
-            case np.ndarray() | np.generic() | jax.Array():
-                host = np.asarray(value)
-                self._say(host.dtype.name, host.shape, hashlib.sha256(host.tobytes()).hexdigest())
-            case np.dtype():
-                self._say("dtype", value.name)
-            case _:
-                self._instance(value, depth)
+            try:
+                self._by_type.get(type(value), self._other)(value, depth + 1)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise Unfollowable(f"it holds a {_name(type(value))}: {error}") from error
 
     def _all(self, what: str, values: Iterable[Any], depth: int) -> None:
-        self._say(what)
+        values = list(values)
+        self._say(what, len(values))
         for value in values:
             self.add(value, depth)
+
+    def _other(self, value: Any, depth: int) -> None:
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            host = np.asarray(value)
+            self._say(repr(host.dtype), host.shape, host.strides, hashlib.sha256(host.tobytes()).hexdigest())
+        elif isinstance(value, np.dtype):
+            self._say("dtype", repr(value))
+        elif isinstance(value, type):
+            self._class(value, depth)
+        elif isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
+            self._say("ufunc", value.__name__)
+        else:
+            self._instance(value, depth)
+
+    def _builtin(self, value: Any, depth: int) -> None:
+        owner: Any = value.__self__
+        self._say("builtin", value.__name__)
+        self.add(owner.__name__ if isinstance(owner, types.ModuleType) else owner, depth)
 
     def _class(self, cls: type, depth: int) -> None:
         self._say("class", cls.__module__, cls.__qualname__)
@@ -121,39 +149,40 @@ class _Walk:
         kind = type(value)
         written = all(one is object or not _is_installed(one.__module__) for one in kind.__mro__)
         if not written or not hasattr(value, "__dict__"):
-            raise Unfollowable(f"it holds a {kind.__module__}.{kind.__qualname__}")
+            raise Unfollowable(f"it holds a {_name(kind)}")
         self._all("instance", [kind, vars(value)], depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if _is_installed(function.__module__):
-            self._say("installed", function.__module__, function.__qualname__)
+        module = str(function.__globals__.get("__name__"))
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        bound = [function.__defaults__, function.__kwdefaults__, vars(function), *cells]
+        self._all("bound", bound, depth)
+        if _is_installed(module):
+            self._say("installed", module, function.__qualname__, _release(module))
             return
         self._code(function.__code__, depth)
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        self._all("bound", [function.__defaults__, function.__kwdefaults__, *cells], depth)
-        names = sorted(_names(function.__code__))
-        for name in names:
-            if name in function.__globals__:
-                self._say("global", name)
-                self._global(function.__globals__[name], names, depth)
+        names = _names(function.__code__)
+        for name in sorted(names & function.__globals__.keys()):
+            self._say("global", name)
+            self._global(function.__globals__[name], names, depth)
 
-    def _global(self, value: Any, names: list[str], depth: int) -> None:
+    def _global(self, value: Any, names: set[str], depth: int) -> None:
         self.add(value, depth)
-        if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
-            for name in names:
-                if name in vars(value):
-                    self._say("of module", name)
-                    self.add(vars(value)[name], depth)
+        if isinstance(value, types.ModuleType) and not _is_installed(value.__name__) and depth < _DEEPEST:
+            everything = names & _REACHES_ALL_OF_A_MODULE
+            reached = {name for name in vars(value) if not name.startswith("__")} if everything else names
+            for name in sorted(reached & vars(value).keys()):
+                self._say("of module", name)
+                self._global(vars(value)[name], names, depth + 1)
 
     def _code(self, code: types.CodeType, depth: int) -> None:
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME":
+                raise Unfollowable(f"it imports {instruction.argval} when it is called")
+        if dynamic := _REACHES_ANYTHING & set(code.co_names):
+            raise Unfollowable(f"it uses {min(dynamic)}, which reaches anything")
         self._say(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
-        for constant in _constants(code):
-            if isinstance(constant, types.CodeType):
-                self._code(constant, depth)
-            elif isinstance(constant, frozenset):
-                self._all("set", sorted(constant, key=repr), depth)
-            else:
-                self.add(constant, depth)
+        self._all("constants", _constants(code), depth)
 
 
 def _constants(code: types.CodeType) -> tuple[Any, ...]:
@@ -179,3 +208,11 @@ def _is_installed(module: str | None) -> bool:
     spec = getattr(sys.modules.get(top), "__spec__", None)
     origin = getattr(spec, "origin", None) or ""
     return any(part in ("site-packages", "dist-packages") for part in Path(origin).parts)
+
+
+def _release(module: str) -> str:
+    return str(getattr(sys.modules.get(module.partition(".")[0]), "__version__", ""))
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

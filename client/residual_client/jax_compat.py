@@ -167,11 +167,12 @@ def stripped(program: export.Exported) -> export.Exported:
         return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))
 
 
-def host_callbacks(jaxpr: Any) -> Iterator[Any]:
-    """Every Python function that a (closed) jaxpr calls on the host, in order."""
+def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:
+    """Every Python function that a (closed) jaxpr calls on the host, in order, with the treedef of its operands."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         callback = equation.params.get("callback")
         if callback is not None:
-            yield getattr(callback, "callback_func", callback)
+            operands = getattr(callback, "in_tree", None) or jax.tree.structure(())
+            yield getattr(callback, "callback_func", callback), operands
         for inner in _core.jaxprs_in_params(equation.params):
             yield from host_callbacks(inner)

@@ -34,10 +34,6 @@ _PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x: {"loss": jnp.sin(x), "reg": 0 * X},
         lambda x: {"loss": 0 * X, "reg": jnp.sin(x)},
     ),
-    "another argument": (
-        lambda x, a=2 * X, b=3 * X: x * jax.lax.stop_gradient(a) + b,
-        lambda x, a=2 * X, b=3 * X: x * jax.lax.stop_gradient(b) + a,
-    ),
 }
 
 
