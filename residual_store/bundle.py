@@ -14,7 +14,8 @@ from residual_store import encoding
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.leaf import Leaf
-from residual_store.manifest import Manifest, UserValue
+from residual_store.manifest import Manifest, UserValue, labels
+from residual_store.settings import Settings
 
 __all__ = ["Bundle", "Payload", "digest_of"]
 
@@ -60,7 +61,7 @@ class Bundle:
             )
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
         )
-        manifest = Manifest(leaves=leaves, created=time.time(), user=dict(user or {}))
+        manifest = Manifest(leaves=leaves, created=time.time(), user=labels(user, Settings()))
         return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod

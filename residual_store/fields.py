@@ -233,6 +233,8 @@ def _are_names(entries: list[Any], longest: int) -> bool:
 def _is_plain(value: Scalar, longest: int) -> bool:
     if type(value) is float:
         return math.isfinite(value)
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64
     return type(value) is not str or len(value) <= longest
 
 

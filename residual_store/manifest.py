@@ -11,9 +11,9 @@ from typing import Any, Literal, cast
 
 import msgpack
 
-from residual_store.errors import InvalidManifest
+from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
-from residual_store.leaf import Aval, Leaf
+from residual_store.leaf import Aval, Leaf, MeshSharding
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
 
@@ -28,6 +28,7 @@ ALIGNMENT = 64
 type State = Literal["saved", "not_needed", "not_saveable"]
 type UserValue = str | int | float | bool
 
+_LABELS = (str, bool, int, float)
 _STATES = ("saved", "not_needed", "not_saveable")
 
 
@@ -120,8 +121,35 @@ def encode(manifest: Manifest) -> bytes:
     'f'
     """
     content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
-    packed: bytes = msgpack.packb(content, use_bin_type=True, default=vars)
+    try:
+        packed: bytes = msgpack.packb(content, use_bin_type=True, default=_content)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
     return packed
+
+
+def _content(part: object) -> dict[str, Any]:
+    if isinstance(part, Leaf | Argument | Aval | MeshSharding):
+        return vars(part)
+    raise InvalidManifest(f"a {type(part).__name__} cannot stand in a manifest: {ascii(part)[:60]}")
+
+
+def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, UserValue]:
+    """User metadata as it goes into a manifest, numpy scalars as Python's; raises `InvalidOption`.
+
+    >>> labels({"step": 3}, Settings())
+    {'step': 3}
+    """
+    plain = {key: value.item() if hasattr(value, "item") else value for key, value in (user or {}).items()}
+    try:
+        Fields({"user": dict(plain)}, "").scalars(
+            "user", settings.max_user_entries, settings.max_user_chars, *_LABELS
+        )
+    except InvalidManifest as error:
+        raise InvalidOption(
+            f"{error.detail}; labels are small: numbers, texts and flags by name", option="user"
+        ) from None
+    return plain
 
 
 def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
@@ -146,7 +174,7 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
         cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
         in_tree=entry.tree("in_tree", settings.max_tree_nodes),
         out_tree=entry.tree("out_tree", settings.max_tree_nodes),
-        user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, str, bool, int, float),
+        user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, *_LABELS),
     )
     entry.finish()
     _check_layout(manifest)

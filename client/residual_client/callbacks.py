@@ -127,8 +127,8 @@ class _Walk:
             self._say("dtype", repr(value))
         elif isinstance(value, type):
             self._class(value, depth)
-        elif isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
-            self._say("ufunc", value.__name__)
+        elif isinstance(value, np.ufunc) and value in vars(np).values():
+            self._say("ufunc", str(value))
         else:
             self._instance(value, depth)
 

@@ -17,7 +17,7 @@ from residual_client.transfer import Residual, abstract, leaf_of, to_host
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
-from residual_store.manifest import Argument, Manifest, UserValue
+from residual_store.manifest import Argument, Manifest, UserValue, labels
 from residual_store.settings import Settings
 
 __all__ = ["bundle_of"]
@@ -40,7 +40,7 @@ def bundle_of(
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))
-    manifest = replace(manifest, user=dict(user or {}))
+    manifest = replace(manifest, user=labels(user, settings))
     hosts = [to_host(residual) for residual in residuals]
     return Bundle.encoded(manifest, hosts, identities=[id(residual.value) for residual in residuals])
 

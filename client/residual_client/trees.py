@@ -2,12 +2,14 @@
 
 A description is a list of nodes in preorder, so its depth costs nothing.
 A node of one of Python's containers can be built again anywhere, if its keys can.
-A node of any other type is described by its name, its static data where that is plain, and the number of its
-children; without the type at hand it is built as a tuple, as `jax.vjp` itself does in ``args_res``.
+A node of any other type is described by its name, the names of its fields, its static data where that is plain, and the
+number of its children; without the type at hand it is built as a tuple, as `jax.vjp` itself does in ``args_res``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,8 @@ from residual_store.tree import Node, arity, leaf_count, split
 
 __all__ = ["argument_paths", "build", "describe", "difference", "leaves_of", "mirrors"]
 
+_LONGEST_STATIC = 500
+_DEEPEST_STATIC = 20
 _FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}
 
 
@@ -57,7 +61,7 @@ def _node(treedef: TreeDef) -> Node:
             [_key(key) for key in keys],
             getattr(factory, "__name__", "") if factory else "",
         ]
-    return ["custom", len(children_of(treedef)), kind.__qualname__, _plain_text(static)]
+    return ["custom", len(children_of(treedef)), kind.__qualname__, _static_text(kind, static)]
 
 
 def _key(key: object) -> list[Any]:
@@ -78,18 +82,24 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _plain_text(static: Any) -> str:
-    """Static data as text if its text says all of it; a function's text, say, holds an address and says nothing."""
-    plain = (str, int, float, bool, bytes, type(None))
-    pending, seen = [static], 0
-    while pending:
-        one = pending.pop()
-        seen += 1
-        if type(one) in (tuple, list):
-            pending.extend(one)
-        elif type(one) not in plain or seen > 1000:
-            return ""
-    return ascii(static)
+def _static_text(kind: type, static: Any) -> str:
+    """The names of a type's fields, where it tells them, and its static data; a long text is hashed."""
+    names = getattr(kind, "_fields", None)
+    if dataclasses.is_dataclass(kind):
+        names = [entry.name for entry in dataclasses.fields(kind)]
+    text = f"{', '.join(map(str, names or ()))}; {_plain_text(static)}"
+    return text if len(text) <= _LONGEST_STATIC else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain_text(static: Any, depth: int = 0) -> str:
+    """Static data as text; what is not plain data, such as a function, by its type, since its text holds an address."""
+    if type(static) in (str, int, float, complex, bool, bytes, type(None)):
+        return ascii(static)
+    if type(static) in (tuple, list, frozenset, dict) and depth < _DEEPEST_STATIC:
+        parts = static.items() if type(static) is dict else static
+        texts = [_plain_text(part, depth + 1) for part in parts]
+        return f"{type(static).__name__}({', '.join(sorted(texts) if type(static) is frozenset else texts)})"
+    return f"<{type(static).__qualname__}>"
 
 
 def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: Mapping[int, TreeDef] | None = None) -> Any:

@@ -19,8 +19,8 @@ import tensorstore as ts
 
 from residual_store.bundle import Bundle, Payload, digest_of
 from residual_store.dtypes import DTYPES, tensorstore_name
-from residual_store.engine.faults import told_apart
-from residual_store.errors import DataLoss, InvalidManifest
+from residual_store.engine.faults import is_damage, told_apart
+from residual_store.errors import DataLoss, InternalError, InvalidManifest
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
@@ -168,6 +168,7 @@ class Database:
             found = database.read(_RECORD).result()
             return Record.unpack(found.value, self._settings) if found.state == "value" else None
         except (ValueError, KeyError, TypeError) as error:
+            self._unless_unreachable(error)
             raise DataLoss(f"{self._what}: its manifest cannot be read, so none of its leaves can") from error
 
     def read(self, record: Record, segment: Payload) -> Bundle:
@@ -255,11 +256,16 @@ class Database:
             context=self._context,
         )
 
+    def _unless_unreachable(self, error: Exception) -> None:
+        if not is_damage(error):
+            raise InternalError(f"{self._what}: the storage failed, and may be read later") from error
+
     @contextlib.contextmanager
     def _names(self, leaf: Leaf) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
+            self._unless_unreachable(error)
             raise DataLoss(
                 f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk",
                 leaf=leaf.path,

@@ -153,10 +153,10 @@ class DurableTier:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a bundle; it is invisible after the first step of this."""
-        self.index.remove(key)
+        """Remove a bundle; the files go first, so that a full disk has room for the index to say so."""
         for generation in self._generations(key):
             self._root.remove_folder(_folder(key, generation))
+        self.index.remove(key)
 
     # Keeping the index and the store in step
 

@@ -7,9 +7,27 @@ from collections.abc import Iterator
 
 from residual_store.errors import InternalError, ResidualStoreError, StoreFull
 
-__all__ = ["told_apart"]
+__all__ = ["is_damage", "told_apart"]
 
+_NOT_DAMAGE = (
+    "permission_denied",
+    "unavailable",
+    "resource_exhausted",
+    "deadline_exceeded",
+    "unauthenticated",
+    "cancelled",
+    "aborted",
+    "too many open files",
+    "permission denied",
+    "input/output error",
+)
 _FULL = ("no space left", "resource_exhausted", "quota")
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error of tensorstore says that the stored bytes are wrong, and not that they cannot be reached now."""
+    text = str(error).lower()
+    return not any(word in text for word in _NOT_DAMAGE)
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidOption, NotFound, TooLarge
+from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
-from residual_store.manifest import Manifest
+from residual_store.manifest import Manifest, encode
+from residual_store.manifest import decode as decode_manifest
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
@@ -123,6 +124,10 @@ class LocalStore(ClosedAtExit):
         check_ttl(ttl, self.settings)
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
+        if not bundle.owned:
+            # What comes over a wire was checked when it came in; what is put here must be readable later too.
+            decode_manifest(encode(bundle.manifest), self.settings)
+            bundle.verify(InvalidFrame)
         if durability == "host" and not bundle.owned:
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         with self._writing.of(key):

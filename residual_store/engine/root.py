@@ -15,7 +15,7 @@ from typing import Any
 import tensorstore as ts
 
 from residual_store.engine.faults import told_apart
-from residual_store.errors import InvalidOption
+from residual_store.errors import InternalError, InvalidOption
 
 __all__ = ["Root"]
 
@@ -43,7 +43,7 @@ class Root:
         self._directories = threading.Lock()
         if self.directory is not None:
             try:
-                self.directory.mkdir(parents=True, exist_ok=True)
+                (self.directory / _TRASH).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise InvalidOption(f"{url} cannot be a root: {error.strerror}") from error
 
@@ -105,7 +105,6 @@ class Root:
         trash = self.directory / _TRASH / secrets.token_hex(8)
         with told_apart(f"removing {folder}"), self._directories:
             # In one step, so that a crash leaves a folder whole or gone; what tensorstore hides, its lock files, goes too.
-            trash.parent.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / folder).rename(trash)
             self._remove_empty_above(self.directory / folder)
@@ -114,7 +113,8 @@ class Root:
     def empty_trash(self) -> None:
         """Finish the removals that a crash has cut off."""
         if self.directory is not None:
-            shutil.rmtree(self.directory / _TRASH, ignore_errors=True)
+            for left in (self.directory / _TRASH).iterdir():
+                shutil.rmtree(left, ignore_errors=True)
 
     def _remove_empty_above(self, folder: Path) -> None:
         for above in folder.parents:
@@ -132,12 +132,18 @@ class Root:
             paths = (path.decode() for path in listing)
             yield from dict.fromkeys(found for path in paths if (found := _marked(path, mark)))
             return
-        for folder, names, files in os.walk(self.directory / below):
+        for folder, names, files in os.walk(self.directory / below, onerror=_unless_gone):
             for name in [name for name in names if name.startswith(mark)]:
                 names.remove(name)
                 yield f"{Path(folder, name).relative_to(self.directory)}/"
             if not names and not files and _remove_empty(Path(folder)):
                 self._remove_empty_above(Path(folder))
+
+
+def _unless_gone(error: OSError) -> None:
+    """A folder that cannot be listed must not pass for an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise InternalError(f"listing the root: the storage failed: {error.strerror}") from error
 
 
 def _marked(path: str, mark: str) -> str | None:
