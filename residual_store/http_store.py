@@ -266,10 +266,13 @@ def _may_send(sock: socket.socket) -> bool:
     """Whether the server wants the body: it says so, or says nothing for a while; false if it has answered already."""
     if not select.select([sock], [], [], _ASK_FIRST_SECONDS)[0]:
         return True
-    start = sock.recv(4096, socket.MSG_PEEK)
-    if b" 100 " not in start[:16]:
+    if b" 100 " not in sock.recv(16, socket.MSG_PEEK):
         return False
-    sock.recv(start.index(b"\r\n\r\n") + 4)
+    read = b""
+    while not read.endswith(b"\r\n\r\n"):
+        if not (more := sock.recv(1)):
+            raise ConnectionResetError("the server closed the connection")
+        read += more
     return True
 
 

@@ -67,6 +67,7 @@ class Argument:
 class Manifest:
     """What a bundle says of itself.
 
+    ``key`` is the one that the bundle was stored under, if its writer said so.
     ``fingerprint`` names the backward program; it is None for a scratch bundle, which only the process that made it
     can restore.
     ``in_tree`` and ``out_tree`` describe the argument and output trees, node by node in preorder.
@@ -74,6 +75,7 @@ class Manifest:
     """
 
     format: int = FORMAT
+    key: str | None = None
     fingerprint: str | None = None
     program: bytes | None = None
     no_program: str | None = None
@@ -162,6 +164,7 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
             f"use the release of residual-store that wrote it"
         )
     manifest = Manifest(
+        key=entry.optional_text("key", settings.max_key_chars),
         fingerprint=entry.optional_text("fingerprint", 128),
         program=entry.optional_binary("program", 16),
         no_program=entry.optional_text("no_program", settings.max_user_chars),

@@ -100,6 +100,12 @@ class Settings:
         "seconds",
         "on an object store, an unfinished upload older than this is removed at start; on a file system a dead writer is known at once",
     )
+    header_seconds: float = _setting(
+        10.0,
+        "seconds",
+        "a connection whose request line and headers take longer is closed, so that none is held for nothing",
+    )
+    max_header_bytes: int = _setting(64 * KIB, "bytes", "the longest key and token fit a hundred times")
     idle_body_seconds: float = _setting(
         30.0,
         "seconds",

@@ -17,8 +17,9 @@ def digest_of_manifest(manifest: Manifest) -> str:
 def content_digest(manifest: Manifest) -> str:
     """A name of the values and the program, whenever and by whatever release they were stored."""
     parts = [manifest.fingerprint or ""]
+    parts += [f"{argument.path} {argument.digest!r}" for argument in manifest.arguments]
     parts += [
-        f"{leaf.channel} {leaf.dtype} {leaf.shape} {leaf.encoding} {leaf.alias_of} {leaf.digest.hex()}"
+        f"{leaf.channel} {leaf.path} {leaf.dtype} {leaf.shape} {leaf.encoding} {leaf.alias_of} {leaf.digest.hex()}"
         for leaf in manifest.leaves
     ]
     return digest_of("\n".join(parts).encode()).hex()
@@ -41,7 +42,9 @@ def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires
     )
 
 
-def receipt_of(stat: Stat, manifest: Manifest, *, existed: bool, seconds: dict[str, float]) -> Receipt:
+def receipt_of(
+    stat: Stat, manifest: Manifest, *, existed: bool, has_program: bool, seconds: dict[str, float]
+) -> Receipt:
     """The `Receipt` for a bundle that is stored as ``stat`` says."""
     saved: dict[str, int] = {}
     for leaf in manifest.leaves:
@@ -54,7 +57,9 @@ def receipt_of(stat: Stat, manifest: Manifest, *, existed: bool, seconds: dict[s
         nbytes=stat.nbytes,
         tier=stat.tier,
         durability=stat.durability,
+        digest=stat.digest,
         existed=existed,
+        has_program=has_program,
         saved_bytes=saved,
         fingerprint=stat.fingerprint,
         no_program=manifest.no_program,

@@ -57,7 +57,9 @@ class Receipt:
     """What an offload really did.
 
     ``nbytes`` went over the wire or into memory; ``saved_bytes`` says how many did not, by encoding.
+    ``digest`` names the stored bytes, as in `Stat`.
     ``existed`` is true if this very bundle was there already, as after a lost answer.
+    ``has_program`` says whether the store holds the program that the bundle names.
     ``no_program`` says why there is no source-free backward, if so.
     ``seconds`` has the time of each phase.
     """
@@ -68,7 +70,9 @@ class Receipt:
     nbytes: int
     tier: Tier
     durability: Durability
+    digest: str = ""
     existed: bool = False
+    has_program: bool = False
     saved_bytes: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
     no_program: str | None = None

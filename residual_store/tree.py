@@ -2,7 +2,7 @@
 
 ::
 
-    ["leaf"]   ["none"]   ["tuple", n]   ["list", n]   ["custom", n, type name, static data]
+    ["leaf"]   ["none"]   ["tuple", n]   ["list", n]   ["custom", n, type, fields, static]
     ["dict", keys]   ["OrderedDict", keys]   ["defaultdict", keys, factory name]
 
 A key is ``["text" | "bytes" | "int" | "float" | "bool", value]``, ``["surrogates", bytes]`` for text that is not
@@ -20,7 +20,7 @@ __all__ = ["Node", "arity", "check_tree", "leaf_count", "split"]
 
 type Node = list[Any]
 
-_COUNTED = {"tuple": 2, "list": 2, "custom": 4}
+_COUNTED = {"tuple": 2, "list": 2, "custom": 5}
 _KEYED = {"dict": 2, "OrderedDict": 2, "defaultdict": 3}
 _KEYS = {
     "text": str,

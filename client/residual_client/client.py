@@ -16,15 +16,23 @@ from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
+from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import bundle_of
 from residual_client.programs import Programs
 from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
-from residual_client.transfer import placement_of, start_copies
+from residual_client.transfer import abstract, check_precision, placement_of, start_copies
 from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
-from residual_store.errors import BundleReplaced, NotFound, ProgramUnavailable, StoreUnavailable
+from residual_store.errors import (
+    BundleReplaced,
+    DataLoss,
+    LeafUnavailable,
+    NotFound,
+    ProgramUnavailable,
+    StoreUnavailable,
+)
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
 from residual_store.settings import Settings
@@ -110,19 +118,23 @@ class Client(ClosedAtExit):
         settings = self.store.settings
         known = check_vjp(vjp)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
+        check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
         start_copies(residuals)
         program = None if key is None else self._programs.of(vjp, known)
-        bundle = bundle_of(vjp, known, residuals, program, settings=settings, args=args, user=user)
         if program is not None:
             self._programs.store(program)
         scratch = key is None
         if key is None:
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
-            durability, ttl = durability or "host", ttl or settings.scratch_ttl_seconds
+            durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
+        bundle = bundle_of(vjp, known, residuals, program, key=key, settings=settings, args=args, user=user)
         receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        if program is not None and not receipt.has_program:
+            # The store has forgotten it, as a server in memory does when it starts anew.
+            receipt = replace(receipt, has_program=self._programs.store(program, again=True))
         handle = Handle(
             key=key,
-            digest=digest_of_manifest(bundle.manifest),
+            digest=receipt.digest,
             fingerprint=bundle.manifest.fingerprint,
             scratch=scratch,
             receipt=receipt,
@@ -166,8 +178,15 @@ class Client(ClosedAtExit):
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
+        if not trace_state_clean():
+            raise LeafUnavailable(
+                "a bundle was asked for while JAX traces a function, which would bake its values into the program; "
+                "get it outside of jax.jit and pass the VJP object in"
+            )
         key = source.key if isinstance(source, Handle) else source
         bundle = self.store.get(key, wait=wait)
+        if bundle.manifest.key not in (None, key):
+            raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
         if isinstance(source, Handle) and digest_of_manifest(bundle.manifest) != source.digest:
             raise BundleReplaced(
                 f"the bundle {key!r} was replaced after this handle was made; use the key if the new one is wanted",

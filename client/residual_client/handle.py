@@ -62,6 +62,15 @@ class Handle:
 
     @classmethod
     def from_json(cls, text: str) -> Handle:
-        """The handle that `to_json` wrote; raises ValueError for other text."""
-        content = json.loads(text)
-        return cls(**{name: content[name] for name in ("key", "digest", "fingerprint")})
+        """The handle that `to_json` wrote; raises `InvalidOption`, a ValueError, for other text."""
+        try:
+            content = json.loads(text)
+            values = {name: content[name] for name in ("key", "digest", "fingerprint")}
+        except (ValueError, TypeError, LookupError) as error:
+            raise InvalidOption(f"this is not a handle as to_json writes it: {error}") from error
+        if not all(isinstance(value, str | None) for value in values.values()) or None in (
+            values["key"],
+            values["digest"],
+        ):
+            raise InvalidOption("this is not a handle as to_json writes it: key and digest are texts")
+        return cls(**values)

@@ -36,6 +36,7 @@ __all__ = [
     "node_of",
     "operation_text",
     "stripped",
+    "trace_state_clean",
     "with_weak_type",
     "without_locations",
     "x64_enabled",
@@ -127,6 +128,11 @@ def children_of(treedef: TreeDef) -> Sequence[TreeDef]:
     """The treedefs of the children of the root."""
     children: Sequence[TreeDef] = treedef.children()
     return children
+
+
+def trace_state_clean() -> bool:
+    """Whether JAX traces no function in this thread just now."""
+    return bool(_core.trace_state_clean())
 
 
 def x64_enabled() -> bool:

@@ -29,6 +29,7 @@ def bundle_of(
     residuals: list[Residual],
     program: Program | None,
     *,
+    key: str,
     settings: Settings,
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
@@ -40,7 +41,7 @@ def bundle_of(
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))
-    manifest = replace(manifest, user=labels(user, settings))
+    manifest = replace(manifest, key=key, user=labels(user, settings))
     hosts = [to_host(residual) for residual in residuals]
     return Bundle.encoded(manifest, hosts, identities=[id(residual.value) for residual in residuals])
 

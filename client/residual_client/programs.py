@@ -78,13 +78,15 @@ class Programs:
         """The program with this fingerprint, if this process has traced it."""
         return self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
 
-    def store(self, program: Program) -> None:
-        """Store the exported backward unless this process has done so already."""
+    def store(self, program: Program, *, again: bool = False) -> bool:
+        """Store the exported backward unless this process has done so already; false if there is none."""
         fingerprint, exported = program.fingerprint, program.lowered.exported
-        if fingerprint is None or exported is None or fingerprint in self._stored:
-            return
-        self._store.put_program(fingerprint, exported)
-        self._stored.add(fingerprint)
+        if fingerprint is None or exported is None:
+            return False
+        if again or fingerprint not in self._stored:
+            self._store.put_program(fingerprint, exported)
+            self._stored.add(fingerprint)
+        return True
 
 
 def _identity(vjp: Any) -> Identity:

@@ -61,7 +61,7 @@ def _node(treedef: TreeDef) -> Node:
             [_key(key) for key in keys],
             getattr(factory, "__name__", "") if factory else "",
         ]
-    return ["custom", len(children_of(treedef)), kind.__qualname__, _static_text(kind, static)]
+    return ["custom", len(children_of(treedef)), kind.__qualname__, _field_names(kind), _static_text(static)]
 
 
 def _key(key: object) -> list[Any]:
@@ -82,24 +82,35 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _static_text(kind: type, static: Any) -> str:
-    """The names of a type's fields, where it tells them, and its static data; a long text is hashed."""
+def _field_names(kind: type) -> str:
+    """The names of a type's fields in order, where it tells them: two types of one name may have them in another order."""
     names = getattr(kind, "_fields", None)
     if dataclasses.is_dataclass(kind):
         names = [entry.name for entry in dataclasses.fields(kind)]
-    text = f"{', '.join(map(str, names or ()))}; {_plain_text(static)}"
-    return text if len(text) <= _LONGEST_STATIC else hashlib.sha256(text.encode()).hexdigest()
+    return _clipped(", ".join(map(str, names or ())))
 
 
-def _plain_text(static: Any, depth: int = 0) -> str:
+def _static_text(static: Any) -> str:
     """Static data as text; what is not plain data, such as a function, by its type, since its text holds an address."""
-    if type(static) in (str, int, float, complex, bool, bytes, type(None)):
-        return ascii(static)
+    pending, plain = [static], True
+    while pending and plain:
+        value = pending.pop()
+        plain = type(value) in (str, int, float, complex, bool, bytes, type(None), tuple, list)
+        pending.extend(value if type(value) in (tuple, list) else ())
+    return _clipped(ascii(static) if plain else _outline(static))
+
+
+def _outline(static: Any, depth: int = 0) -> str:
     if type(static) in (tuple, list, frozenset, dict) and depth < _DEEPEST_STATIC:
         parts = static.items() if type(static) is dict else static
-        texts = [_plain_text(part, depth + 1) for part in parts]
+        texts = [_outline(part, depth + 1) for part in parts]
         return f"{type(static).__name__}({', '.join(sorted(texts) if type(static) is frozenset else texts)})"
-    return f"<{type(static).__qualname__}>"
+    plain = type(static) in (str, int, float, complex, bool, bytes, type(None))
+    return ascii(static) if plain else f"<{type(static).__qualname__}>"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONGEST_STATIC else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
 
 
 def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: Mapping[int, TreeDef] | None = None) -> Any:
@@ -180,7 +191,7 @@ def difference(recorded: Sequence[Node], given: Sequence[Node], *, root: str) ->
     for one, other in zip(recorded, given, strict=False):
         path = paths.pop()
         if one != other and not _stands_for(one, other):
-            return f"{path} was {_said(one)} and is {_said(other)}"
+            return f"{path} was {_said(one, other)} and is {_said(other, one)}"
         paths.extend(reversed([path + part for part in _parts(one)]))
     return None
 
@@ -195,14 +206,15 @@ def _parts(node: Node) -> list[str]:
     return [f"[{index}]" for index in range(arity(node))]
 
 
-def _said(node: Node) -> str:
+def _said(node: Node, other: Node) -> str:
     match node[0]:
         case "leaf":
             return "a leaf"
         case "none":
             return "None"
         case "custom":
-            return f"a {node[2]}" + (f" with {node[3]}" if node[3] else "")
+            fields = f"({node[3]})" if node[2:3] == other[2:3] and node[3] != other[3] else ""
+            return f"a {node[2]}{fields}" + (f" with {node[4]}" if node[4] != "None" else "")
         case "tuple" | "list":
             return f"a {node[0]} of {node[1]}"
     article = "an" if node[0] == "OrderedDict" else "a"
@@ -238,7 +250,7 @@ def mirrors(args_res: Any, in_tree: TreeDef) -> str | None:
         one, other, path = pending.pop()
         node, other_node = _node(one), _node(other)
         if node != other_node and not (other_node[0] == "tuple" and arity(node) == other_node[1]):
-            return f"{path} was {_said(node)} and is {_said(other_node)}"
+            return f"{path} was {_said(node, other_node)} and is {_said(other_node, node)}"
         inner = [path + part for part in _parts(node)]
         pending.extend(zip(children_of(one), children_of(other), inner, strict=True))
     return None

@@ -138,6 +138,10 @@ def _checked_tree(arg: Any, nodes: list[list[Any]], path: str) -> list[Any]:
 def _checked_leaf(value: Any, argument: Argument) -> Any:
     if is_ref(value):
         return value
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted():
+        raise ArgumentMismatch(
+            f"{argument.path} was deleted or donated; pass a living array", leaf=argument.path
+        )
     array = value if isinstance(value, jax.Array) else _canonical(value, argument)
     given, wanted = abstract(array), argument.aval
     if wanted is None:

@@ -10,7 +10,7 @@ from residual_store.engine.host import HostTier
 from residual_store.engine.index import Index
 from residual_store.engine.terms import check_if_exists
 from residual_store.errors import AlreadyExists
-from residual_store.store import IfExists, Page, RunUsage, Stat
+from residual_store.store import IfExists, Page, RunUsage, Stat, Tier
 
 __all__ = ["Catalog", "already_exists"]
 
@@ -65,12 +65,20 @@ class Catalog:
 
     def lease(self, key: str, ttl: float | None) -> None:
         """Let a bundle live for ``ttl`` seconds from now, or without end."""
-        for index in self._indexes:
-            index.lease(key, None if ttl is None else self._clock() + ttl)
+        index = next((index for index in self._indexes if index.get(key) is not None), self._host.index)
+        index.lease(key, None if ttl is None else self._clock() + ttl)
 
-    def expired(self) -> list[str]:
-        """Keys whose lease has ended."""
-        return [key for index in self._indexes for key in index.expired(self._clock())]
+    def expired(self) -> list[tuple[Tier, str]]:
+        """Tiers and keys of the bundles whose lease has ended."""
+        return [(index.tier, key) for index in self._indexes for key in index.expired(self._clock())]
+
+    def has_expired(self, tier: Tier, key: str) -> bool:
+        """Whether the bundle with this key in this tier is one whose lease has ended."""
+        index = next(index for index in self._indexes if index.tier == tier)
+        entry = index.get(key)
+        return (
+            entry is not None and entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()
+        )
 
     def usage(self) -> tuple[RunUsage, ...]:
         """Bundles and bytes by run and tier."""

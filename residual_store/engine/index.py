@@ -46,7 +46,7 @@ class Index:
     """The rows of one tier; safe to use from several threads, and on a file from several processes."""
 
     def __init__(self, path: Path | None, *, tier: Tier) -> None:
-        self._tier = tier
+        self.tier = tier
         self._lock = threading.RLock()
         self._database = _open(path)
 
@@ -112,7 +112,7 @@ class Index:
         """Bundles and bytes by run."""
         rows = self._run("SELECT run, count(*), sum(nbytes) FROM bundles GROUP BY run ORDER BY run")
         for run, bundles, nbytes in rows:
-            yield RunUsage(run=str(run), tier=self._tier, bundles=int(str(bundles)), nbytes=int(str(nbytes)))
+            yield RunUsage(run=str(run), tier=self.tier, bundles=int(str(bundles)), nbytes=int(str(nbytes)))
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -140,8 +140,8 @@ class Index:
         ) = row
         stat = Stat(
             key=str(key),
-            tier=self._tier,
-            durability="host" if self._tier == "host" else "disk",
+            tier=self.tier,
+            durability="host" if self.tier == "host" else "disk",
             fingerprint=None if fingerprint is None else str(fingerprint),
             leaves=int(str(leaves)),
             nbytes=int(str(nbytes)),

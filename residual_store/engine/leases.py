@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.settings import Settings
+from residual_store.store import Tier
 
 __all__ = ["Leases"]
 
@@ -20,7 +21,7 @@ class Leases:
         *,
         settings: Settings,
         writing: KeyLocks,
-        remove: Callable[[str], None],
+        remove: Mapping[Tier, Callable[[str], None]],
         clock: Callable[[], float],
     ) -> None:
         self._catalog = catalog
@@ -40,10 +41,10 @@ class Leases:
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""
         count = 0
-        for key in self._catalog.expired():
+        for tier, key in self._catalog.expired():
             with self._writing.of(key):
-                if self._catalog.find(key) is None:
-                    self._remove(key)
+                if self._catalog.has_expired(tier, key):
+                    self._remove[tier](key)
                     count += 1
         self.expired += count
         return count

@@ -30,7 +30,7 @@ from residual_store.manifest import Manifest, encode
 from residual_store.manifest import decode as decode_manifest
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
-from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
+from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
 
 __all__ = ["LocalStore"]
 
@@ -62,8 +62,11 @@ class LocalStore(ClosedAtExit):
         self._writing = KeyLocks()
         self._memory = HostMemory(settings, host=self._host, durable=durable, writing=self._writing)
         self._catalog = Catalog(self._host, durable, clock=clock)
+        remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
+        if durable is not None:
+            remove["durable"] = durable.remove
         self._leases = Leases(
-            self._catalog, settings=settings, writing=self._writing, remove=self._remove, clock=clock
+            self._catalog, settings=settings, writing=self._writing, remove=remove, clock=clock
         )
 
     @classmethod
@@ -141,7 +144,10 @@ class LocalStore(ClosedAtExit):
                 stat = existing
         self.arrivals.announce(key)
         seconds = {"commit": time.perf_counter() - started}
-        return receipt_of(stat, bundle.manifest, existed=existing is not None, seconds=seconds)
+        has_program = stat.fingerprint is not None and self._programs.has(stat.fingerprint)
+        return receipt_of(
+            stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
+        )
 
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists

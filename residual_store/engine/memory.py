@@ -67,10 +67,13 @@ class HostMemory:
             entry = self._host.index.get(key)
             bundle = self._host.get(key, entry.stat.digest) if entry is not None else None
             if bundle is not None and entry is not None:
-                self._durable.write(key, bundle, arrived=entry.stat.arrived, ttl=self._host.lease_of(key))
-                self._durable.index.lease(key, entry.stat.expires_at)
+                newer = self._durable.find(key)
+                # Another process may have committed the key since; its bundle stays.
+                if newer is None or newer.stat.arrived < entry.stat.arrived:
+                    self._durable.write(key, bundle, arrived=entry.stat.arrived, ttl=self._host.lease_of(key))
+                    self._durable.index.lease(key, entry.stat.expires_at)
+                    self.spilled += 1
                 self._host.remove(key)
-                self.spilled += 1
         return True
 
     def _refusal(self, nbytes: int) -> ResidualStoreError:

@@ -21,6 +21,9 @@ class Programs(Protocol):
     def read(self, fingerprint: str) -> bytes:
         """A program; raises `NotFound` or `DataLoss`."""
 
+    def has(self, fingerprint: str) -> bool:
+        """Whether there is a program under this fingerprint."""
+
 
 class MemoryPrograms:
     """Programs in this process's memory."""
@@ -35,6 +38,9 @@ class MemoryPrograms:
         if check_fingerprint(fingerprint) not in self._programs:
             raise _missing(fingerprint)
         return self._programs[fingerprint]
+
+    def has(self, fingerprint: str) -> bool:
+        return fingerprint in self._programs
 
 
 class DurablePrograms:
@@ -56,6 +62,9 @@ class DurablePrograms:
         if not _is_whole(found):
             raise DataLoss(f"the program {fingerprint} is damaged; offload once more to store it again")
         return found[16:]
+
+    def has(self, fingerprint: str) -> bool:
+        return self._root.exists(f"programs/{fingerprint}")
 
 
 def _is_whole(found: bytes) -> bool:

@@ -19,6 +19,7 @@ from residual_store.errors import (
     MethodNotAllowed,
     NotFound,
     ResidualStoreError,
+    Stopping,
 )
 from residual_store.problem import MEDIA_TYPE, problem_of
 
@@ -81,7 +82,7 @@ def _answer(request: Request, error: ResidualStoreError, headers: dict[str, str]
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ResidualStoreError)
-    if (error.status or 500) >= 500:
+    if (error.status or 500) >= 500 and not isinstance(error, Stopping):
         log.warning(
             "%s %s: %s: %s", request.method, request.url.path, error.code, error.detail, exc_info=error
         )

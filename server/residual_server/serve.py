@@ -16,6 +16,7 @@ import uvicorn
 
 from residual_server.app import create_app
 from residual_server.auth import Tokens
+from residual_server.protocol import limited_protocol
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidOption
 from residual_store.settings import Settings
@@ -51,7 +52,7 @@ def serve(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=limited_protocol(settings),
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.graceful_seconds)),

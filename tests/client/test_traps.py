@@ -202,7 +202,7 @@ def test_a_handle_never_restores_what_took_its_place(client: rc.Client) -> None:
     with pytest.raises(AlreadyExists, match=r"'run/replaced'.*if_exists=replace"):
         client.offload(forward(matrix(), ramp() * 2), "run/replaced")
     client.offload(forward(matrix(), ramp() * 2), "run/replaced", if_exists="replace")
-    with pytest.raises(BundleReplaced, match=r"'run/replaced' was replaced.*restore by key"):
+    with pytest.raises(BundleReplaced, match=r"'run/replaced' was replaced.*use the key"):
         client.restore(handle)
 
 

@@ -129,7 +129,7 @@ def _every_field() -> Bundle:
                 ["none"],
                 ["leaf"],
             ),
-            "out_tree": (["custom", 2, "module.Pair", "static"], ["leaf"], ["leaf"]),
+            "out_tree": (["custom", 2, "module.Pair", "a, b", "static"], ["leaf"], ["leaf"]),
             "user": {"step": 12, "loss": 0.5, "last": False, "label": "golden"},
         },
     )

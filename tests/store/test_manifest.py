@@ -126,7 +126,7 @@ def _packed(content: object) -> bytes:
 
 def _twice() -> bytes:
     packed = _packed(_content())
-    assert packed[:1] == b"\xde" or packed[0] < 0x8F
+    assert packed[:1] == b"\xde" or packed[0] <= 0x8F
     size = 3 if packed[:1] == b"\xde" else 1
     head = b"\xde" + (len(_content()) + 1).to_bytes(2, "big")
     return head + packed[size:] + _packed("x64") + _packed(True)

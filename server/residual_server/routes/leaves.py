@@ -19,8 +19,8 @@ __all__ = ["router"]
 
 _BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 _CONTENT: dict[str, Any] = {"application/octet-stream": _BINARY, "application/x-npy": _BINARY}
-_SLICE = re.compile(r"(-?\d+)?(:(-?\d+)?)?")
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_SLICE = re.compile(r"(-?\d{1,18})?(:(-?\d{1,18})?)?", re.ASCII)
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
 
 def router(service: Service) -> APIRouter:

@@ -1,0 +1,68 @@
+"""The HTTP protocol of a connection: uvicorn's, with limits on the time and size of what comes before a body."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from residual_store.settings import Settings
+
+__all__ = ["limited_protocol"]
+
+_READ_AT_ONCE = 256 * 1024
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:
+    """The protocol class for these settings; uvicorn makes one object of it for each connection."""
+    return type("LimitedProtocol", (_LimitedProtocol,), {"settings": settings})
+
+
+class _LimitedProtocol(HttpToolsProtocol):
+    """Closes a connection when a request's headers are too slow or too large; uvicorn has a limit for neither."""
+
+    settings: Settings
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes: int | None = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            # The first bytes of a body may come with the last ones of the headers.
+            if self._head_bytes > self.settings.max_header_bytes + _READ_AT_ONCE:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._late is None:
+            self._start_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def _start_head(self) -> None:
+        self._head_bytes = 0
+        self._late = self.loop.call_later(self.settings.header_seconds, self.transport.close)
+
+    def _end_head(self) -> None:
+        self._head_bytes = None
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
