@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 import typer
 from rich.console import Console
 
-from residual_store.errors import MissingExtra, ResidualStoreError
+from residual_store.errors import InvalidOption, MissingExtra, ResidualStoreError
 from residual_store.settings import Settings
 from residual_store.store import Stat, Store, open_store
 from residual_store.tables import bundle_table, leaf_table, summary
@@ -79,7 +80,10 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.")] = 8731,
     uds: Annotated[Path | None, typer.Option(help="Serve on this unix socket instead.")] = None,
     tokens: Annotated[
-        Path | None, typer.Option(help="TOML file with one table for each token; docs/settings.md shows one.")
+        Path | None,
+        typer.Option(
+            help="TOML file with one \\[\\[token]] table for each token: name, sha256, runs, access."
+        ),
     ] = None,
     host_bytes: Annotated[
         int | None, typer.Option(help="Memory for bundles and bodies in flight, in bytes.")
@@ -115,7 +119,7 @@ def list_bundles(
     token: Token = None,
 ) -> None:
     """List bundles in key order."""
-    with open_store(url, token=token) as store:
+    with _existing(url, token) as store:
         _console().print(bundle_table(_all(store, prefix)))
 
 
@@ -124,7 +128,7 @@ def show(
     key: Annotated[str, typer.Argument(help="Key of a bundle.")], url: Url = _SERVER, token: Token = None
 ) -> None:
     """Show what a bundle holds, and what must be given back before its backward pass."""
-    with open_store(url, token=token) as store:
+    with _existing(url, token) as store:
         stat, manifest = store.stat(key), store.manifest(key)
     console = _console()
     console.print(summary(stat, manifest), highlight=False, soft_wrap=True)
@@ -141,12 +145,20 @@ def rm(
     token: Token = None,
 ) -> None:
     """Delete a bundle, or all under a prefix."""
-    with open_store(url, token=token) as store:
+    with _existing(url, token) as store:
         if prefix:
             typer.echo(f"deleted {store.delete_prefix(key)} bundles")
         else:
             store.delete(key)
             typer.echo(f"deleted {key}")
+
+
+def _existing(url: str, token: str | None) -> Store:
+    """The store at a URL; looking at one must not make it."""
+    folder = Path(unquote(urlsplit(url).path))
+    if url.startswith("file://") and not folder.is_dir():
+        raise InvalidOption(f"there is no directory {folder}, so there is no store at {url}")
+    return open_store(url, token=token)
 
 
 def _all(store: Store, prefix: str) -> Iterator[Stat]:

@@ -73,6 +73,7 @@ class Client(ClosedAtExit):
         self._calls: dict[str, Call] = {}
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()
+        self._has_scratch = False
         self._dead: deque[str] = deque()
 
     def __repr__(self) -> str:
@@ -80,10 +81,12 @@ class Client(ClosedAtExit):
 
     def close(self) -> None:
         """Delete this client's scratch bundles and release the store; a server that is gone forgets them by their lease."""
-        with contextlib.suppress(StoreUnavailable):
-            if next(self._scratch_numbers):
-                self.store.delete_prefix(f"{self._scratch}/")
-        self.store.close()
+        try:
+            with contextlib.suppress(StoreUnavailable):
+                if self._has_scratch:
+                    self.store.delete_prefix(f"{self._scratch}/")
+        finally:
+            self.store.close()
 
     # Offload
 
@@ -141,6 +144,7 @@ class Client(ClosedAtExit):
             local=Local(tree_structure(vjp), [placement_of(leaf) for leaf in tree_leaves(vjp)]),
         )
         if scratch:
+            self._has_scratch = True
             weakref.finalize(handle, self._dead.append, key)
         return handle
 
@@ -210,6 +214,14 @@ class Client(ClosedAtExit):
                 key=key,
             )
         return known.treedef, None
+
+    def delete(self, source: Handle | str) -> None:
+        """Delete a bundle; one that is gone already is no error.
+
+        >>> client.delete(handle)
+        """
+        with contextlib.suppress(NotFound):
+            self.store.delete(source.key if isinstance(source, Handle) else source)
 
     # The source-free backward
 

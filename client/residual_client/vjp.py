@@ -35,8 +35,10 @@ __all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "residuals_of
 def check_vjp(vjp: Any) -> Linearized:
     """What the VJP object knows of its function; raises TypeError or `ArgumentMismatch` if it is no sound VJP."""
     if not is_vjp(vjp):
+        pair = isinstance(vjp, tuple) and len(vjp) == 2 and is_vjp(vjp[1])
         raise TypeError(
-            f"offload takes the VJP object that jax.vjp returns, and this is a {type(vjp).__name__}"
+            f"offload and like= take the VJP object that jax.vjp returns, and this is a {type(vjp).__name__}"
+            + ("; pass its second element" if pair else "")
         )
     if text := mirrors(vjp.args_res, vjp.in_tree):
         raise ArgumentMismatch(
@@ -149,6 +151,12 @@ def _checked_leaf(value: Any, argument: Argument) -> Any:
     if given.shape != wanted.shape or wanted.dtype not in (given.dtype, FLOAT0):
         raise ArgumentMismatch(
             f"{argument.path} was {wanted} at the forward call and is {given}; pass the value of the forward call",
+            leaf=argument.path,
+        )
+    if argument.digest is not None and isinstance(array, jax.core.Tracer):
+        raise ArgumentMismatch(
+            f"{argument.path} is being traced, so its values cannot be compared with those of the forward call; "
+            "apply the backward outside of jax.jit",
             leaf=argument.path,
         )
     if argument.digest is not None and argument.digest != argument_digest(array):

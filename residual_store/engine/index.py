@@ -158,6 +158,8 @@ class Index:
 def _told_apart() -> Iterator[None]:
     try:
         yield
+    except sqlite3.ProgrammingError as error:
+        raise InternalError("this store was closed; open it again") from error
     except sqlite3.OperationalError as error:
         if "full" in str(error):
             raise StoreFull("there is no room on the disk for the index") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -38,7 +39,7 @@ class Root:
             self._spec["path"] = self._spec["path"].rstrip("/") + "/" if self._spec.get("path") else ""
             self._kv = ts.KvStore.open(self._spec, context=self.context).result()
         except ValueError as error:
-            raise InvalidOption(f"{url!r} is not the URL of a store: {error}") from error
+            raise InvalidOption(f"{url!r} is not the URL of a store{_meant(url)}: {error}") from error
         self.directory = Path(self._spec["path"]) if self._spec["driver"] == "file" else None
         self._directories = threading.Lock()
         if self.directory is not None:
@@ -145,6 +146,13 @@ class Root:
                 yield f"{Path(folder, name).relative_to(self.directory)}/"
             if not names and not files and _remove_empty(Path(folder)):
                 self._remove_empty_above(Path(folder))
+
+
+def _meant(url: str) -> str:
+    """What somebody who wrote this may have meant."""
+    if url.startswith(("/", ".", "~")):
+        return f"; a directory is {Path(url).expanduser().absolute().as_uri()}"
+    return f"; a server is http://{url}" if re.fullmatch(r"[\w.-]+:\d+", url) else ""
 
 
 def _unless_gone(error: OSError) -> None:

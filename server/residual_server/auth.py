@@ -72,7 +72,10 @@ class Tokens:
         """The grant of an ``Authorization`` header; raises `Unauthorized`."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise Unauthorized("this server needs a token; send it as 'Authorization: Bearer <token>'")
+            raise Unauthorized(
+                "this server needs a token: pass token= to connect, set RESIDUAL_STORE_TOKEN, or send "
+                "'Authorization: Bearer <token>'"
+            )
         digest = hashlib.sha256(token.strip().encode()).hexdigest()
         found = None
         for grant in self._grants:
@@ -89,7 +92,11 @@ def check_access(grant: Grant, access: Access, *runs: str | None) -> None:
         raise Forbidden(f"the token {grant.name!r} allows {grant.access}; this needs {access}")
     for run in runs:
         if not grant.reaches(run):
-            where = "all runs together; name one run" if run is None else f"the run {run!r}"
+            where = (
+                "all runs together; end the prefix with the run and a slash"
+                if run is None
+                else f"the run {run!r}"
+            )
             raise Forbidden(f"the token {grant.name!r} does not reach {where}")
 
 

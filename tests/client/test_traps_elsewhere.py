@@ -138,7 +138,9 @@ def test_another_release_of_jax_is_named(client: rc.Client) -> None:
     client.offload(vjp, "run/now")
     bundle = client.store.get("run/now")
     versions = {**bundle.manifest.versions, "jax": "0.99.1"}
-    older = replace(bundle, manifest=replace(bundle.manifest, key=None, versions=versions, fingerprint="0" * 64))
+    older = replace(
+        bundle, manifest=replace(bundle.manifest, key=None, versions=versions, fingerprint="0" * 64)
+    )
     client.store.put("run/later", older)
     with pytest.raises(ProgramMismatch) as refusal:
         client.restore("run/later", like=vjp)

@@ -54,7 +54,7 @@ def test_ls_lists_more_than_a_page(tmp_path: Path) -> None:
 def test_show_shows_the_leaves(url: str) -> None:
     """Names come out as they are, brackets and all, with dtype, shape and encoding."""
     output = _run("show", "run/a", "--url", url)
-    for text in ("args[0]['[bold]']", "float32", "[786432]", "alias of 0", "bits", "3 leaves"):
+    for text in ("args[0]['[bold]']", "float32", "[786432]", "repeats 0", "bits", "3 leaves"):
         assert text in output, text
 
 
