@@ -89,7 +89,8 @@ def read_program(answer: Answer) -> bytes:
 
 def read_receipt(answer: Answer) -> Receipt:
     """The receipt of a put."""
-    return _as(Receipt, json.loads(answer.read()))
+    content = json.loads(answer.read())
+    return _as(Receipt, content | {"platforms": tuple(content["platforms"])})
 
 
 def read_stat(answer: Answer) -> Stat:

@@ -27,7 +27,7 @@ from residual_store import answers
 from residual_store.bundle import Bundle, digest_of
 from residual_store.closing import ClosedAtExit
 from residual_store.endpoint import Endpoint
-from residual_store.engine.terms import check_wait
+from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
 from residual_store.errors import (
     Busy,
     InternalError,
@@ -98,6 +98,8 @@ class HttpStore(ClosedAtExit):
         if_exists: IfExists = "error",
     ) -> Receipt:
         started = time.perf_counter()
+        check_ttl(ttl, self.settings)
+        check_if_exists(if_exists)
         head = frame_head(bundle.manifest)
         body = _Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}

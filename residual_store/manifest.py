@@ -71,13 +71,15 @@ class Manifest:
     ``fingerprint`` names the backward program; it is None for a scratch bundle, which only the process that made it
     can restore.
     ``in_tree`` and ``out_tree`` describe the argument and output trees, node by node in preorder.
-    ``program`` is the xxh3-128 of the exported backward, and ``no_program`` says why there is none, if so.
+    ``program`` is the xxh3-128 of the exported backward, ``platforms`` says where that runs, and ``no_program`` why there
+    is none, if so.
     """
 
     format: int = FORMAT
     key: str | None = None
     fingerprint: str | None = None
     program: bytes | None = None
+    platforms: tuple[str, ...] = ()
     no_program: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     x64: bool = False
@@ -167,6 +169,7 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
         key=entry.optional_text("key", settings.max_key_chars),
         fingerprint=entry.optional_text("fingerprint", 128),
         program=entry.optional_binary("program", 16),
+        platforms=entry.names("platforms", 16, 32),
         no_program=entry.optional_text("no_program", settings.max_user_chars),
         versions=entry.scalars("versions", 16, 128, str),
         x64=entry.flag("x64"),

@@ -62,6 +62,7 @@ def receipt_of(
         has_program=has_program,
         saved_bytes=saved,
         fingerprint=stat.fingerprint,
+        platforms=manifest.platforms,
         no_program=manifest.no_program,
         seconds=seconds,
     )

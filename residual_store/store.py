@@ -60,7 +60,7 @@ class Receipt:
     ``digest`` names the stored bytes, as in `Stat`.
     ``existed`` is true if this very bundle was there already, as after a lost answer.
     ``has_program`` says whether the store holds the program that the bundle names.
-    ``no_program`` says why there is no source-free backward, if so.
+    ``platforms`` says where the source-free backward runs, and ``no_program`` why there is none, if so.
     ``seconds`` has the time of each phase.
     """
 
@@ -75,6 +75,7 @@ class Receipt:
     has_program: bool = False
     saved_bytes: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
+    platforms: tuple[str, ...] = ()
     no_program: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 

@@ -66,12 +66,15 @@ def bundle_table(stats: Iterable[Stat]) -> Table:
 def summary(stat: Stat, manifest: Manifest) -> str:
     """A few lines about a bundle as a whole."""
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    program = manifest.no_program or (
+        f"stored, for {', '.join(manifest.platforms)}" if manifest.program else "none"
+    )
     lines = [
         f"{stat.key}: {manifest.function or 'named arrays'}",
         f"{stat.leaves} leaves, {in_units(stat.array_nbytes)} as arrays, {in_units(stat.nbytes)} stored",
         f"{stat.tier} tier, durability {stat.durability}",
         f"arrived {_moment(stat.arrived)}, expires {_moment(stat.expires_at)} (UTC)",
-        f"fingerprint {manifest.fingerprint or '-'}, backward program: {manifest.no_program or 'stored'}",
+        f"fingerprint {manifest.fingerprint or '-'}, backward program: {program}",
         f"made with {versions or 'unknown versions'}, x64 {'on' if manifest.x64 else 'off'}",
     ]
     if manifest.cotangents:

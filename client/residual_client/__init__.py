@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from residual_client.backward import Backward
 from residual_client.client import Client, connect
 from residual_client.handle import Handle
-from residual_client.programs import EagerForwardWarning
+from residual_client.program_cache import EagerForwardWarning
 from residual_store import errors
 from residual_store.settings import Settings
 from residual_store.store import Receipt

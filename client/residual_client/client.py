@@ -18,7 +18,7 @@ from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
 from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import bundle_of
-from residual_client.programs import Programs
+from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
 from residual_client.transfer import abstract, check_precision, placement_of, start_copies
@@ -69,7 +69,7 @@ class Client(ClosedAtExit):
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._programs = Programs(store)
+        self._programs = ProgramCache(store)
         self._calls: dict[str, Call] = {}
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()

@@ -55,6 +55,7 @@ def _manifest(
         program=None
         if program is None or program.lowered.exported is None
         else digest_of(program.lowered.exported),
+        platforms=() if program is None else program.lowered.platforms,
         no_program="it is a scratch bundle" if program is None else program.lowered.no_program,
         versions={
             "jax": jax.__version__,

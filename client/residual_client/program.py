@@ -97,10 +97,6 @@ class Program:
 
     treedef: TreeDef
     signature: Signature
-    arguments: tuple[Argument, ...]
-    cotangents: tuple[Aval, ...]
-    in_tree: list[Any]
-    out_tree: list[Any]
     function: str
     lowered: Lowered
     fingerprint: str | None
@@ -147,10 +143,6 @@ def lower(vjp: Any, known: Linearized, *, longest_path: int) -> Program:
     return Program(
         treedef=tree_structure(vjp),
         signature=signature,
-        arguments=arguments,
-        cotangents=cotangents,
-        in_tree=in_tree,
-        out_tree=out_tree,
         function=known.function,
         lowered=lowered,
         fingerprint=fingerprint_of(signature, lowered),

@@ -40,9 +40,9 @@ def check_size(key: str, manifest: Manifest, settings: Settings) -> None:
 
 def check_ttl(ttl: float | None, settings: Settings) -> None:
     """Raise `InvalidOption` for a lease that is not positive or too long."""
-    if ttl is not None and not 0 < ttl <= settings.max_ttl_seconds:
+    if ttl is not None and not (isinstance(ttl, int | float) and 0 < ttl <= settings.max_ttl_seconds):
         raise InvalidOption(
-            f"ttl is {ttl}; a lease has more than 0 and at most {settings.max_ttl_seconds:.0f} seconds",
+            f"ttl is {ttl!r}; a lease has more than 0 and at most {settings.max_ttl_seconds:.0f} seconds",
             option="ttl",
         )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from residual_server.auth import Tokens
 from residual_server.metrics import Metered, Metrics
 from residual_server.problems import install
 from residual_server.routes import bundles, leases, leaves, listings, manifests, programs, state
-from residual_server.service import Service
+from residual_server.service import Service, refuse_unknown_parameters
 from residual_store.engine.local import LocalStore
 
 __all__ = ["create_app"]
@@ -34,6 +34,7 @@ def create_app(store: LocalStore, *, tokens: Tokens | None = None) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=service.lifespan,
         redirect_slashes=False,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
     app.state.service = service
     app.add_middleware(Metered, metrics=metrics)

@@ -93,7 +93,7 @@ def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # pydantic's own report echoes the input; say only where and what.
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
     return _answer(request, InvalidOption(f"{where}: {first['msg']}", option=where))
 
 

@@ -13,10 +13,21 @@ from fastapi import Request
 
 from residual_server.auth import ANYONE, Access, Grant, Tokens, check_access
 from residual_store.engine.local import LocalStore
-from residual_store.errors import NotFound, Stopping
+from residual_store.errors import InvalidOption, NotFound, Stopping
 from residual_store.key import check_key, check_prefix, run_of
 
-__all__ = ["Service"]
+__all__ = ["Service", "refuse_unknown_parameters"]
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Raise `InvalidOption` for a query parameter that the route does not have: a misspelt one must not pass."""
+    known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidOption(
+                f"this route has no parameter {name[:40]!r}; it has {', '.join(sorted(known)) or 'none'}",
+                option=name[:40],
+            )
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 from jax.tree_util import tree_leaves, tree_structure
 
 import residual_client as rc
-from residual_client.programs import EagerForwardWarning
+from residual_client.program_cache import EagerForwardWarning
 from residual_store.errors import (
     AlreadyExists,
     ArgumentMismatch,

@@ -15,7 +15,7 @@ from residual_client.jax_compat import Linearized, TreeDef, is_fresh
 from residual_client.program import Program, lower
 from residual_store.store import Store
 
-__all__ = ["EagerForwardWarning", "Programs"]
+__all__ = ["EagerForwardWarning", "ProgramCache"]
 
 type Identity = tuple[TreeDef, tuple[Any, ...]]
 
@@ -26,7 +26,7 @@ class EagerForwardWarning(UserWarning):
     """The forward runs outside of `jax.jit`, so its backward is traced and lowered again at every call."""
 
 
-class Programs:
+class ProgramCache:
     """A bounded cache in front of `residual_client.program.lower`.
 
     A jitted forward returns the same treedef at every step, so it is lowered once.
