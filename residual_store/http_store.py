@@ -28,14 +28,7 @@ from residual_store.bundle import Bundle, digest_of
 from residual_store.closing import ClosedAtExit
 from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
-from residual_store.errors import (
-    Busy,
-    InternalError,
-    NotFound,
-    ResidualStoreError,
-    Stopping,
-    Unreachable,
-)
+from residual_store.errors import Busy, InternalError, NotFound, ResidualStoreError, Stopping, Unreachable
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.key import check_fingerprint, check_key, check_prefix
 from residual_store.manifest import Manifest, decode
