@@ -23,7 +23,14 @@ from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
-from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
+from residual_store.engine.terms import (
+    check_durability,
+    check_if_exists,
+    check_limit,
+    check_size,
+    check_ttl,
+    check_wait,
+)
 from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
 from residual_store.manifest import Manifest, encode
@@ -108,8 +115,14 @@ class LocalStore(ClosedAtExit):
         """
         check_key(key, self.settings)
         check_size(key, manifest, self.settings)
-        self._catalog.existing(stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
+        check_if_exists(if_exists)
+        if self._may_refuse(key, if_exists):
+            new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
+            self._catalog.existing(new, if_exists)
         return self._memory.allocate(manifest.nbytes)
+
+    def _may_refuse(self, key: str, if_exists: IfExists) -> bool:
+        return if_exists != "replace" and self._catalog.find(key) is not None
 
     def put(
         self,
@@ -128,11 +141,7 @@ class LocalStore(ClosedAtExit):
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
-            # What comes over a wire was checked when it came in; what is put here must be readable later too.
-            decode_manifest(encode(bundle.manifest), self.settings)
-            bundle.verify(InvalidFrame)
-        if durability == "host" and not bundle.owned:
-            bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
+            bundle = self._taken_in(key, bundle, durability, if_exists)
         with self._writing.of(key):
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
@@ -148,6 +157,18 @@ class LocalStore(ClosedAtExit):
         return receipt_of(
             stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
         )
+
+    def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
+        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
+        if not bundle.is_sealed and (durability == "disk" or self._may_refuse(key, if_exists)):
+            bundle = bundle.sealed()  # what is there can be compared with a sealed bundle only
+        elif durability == "disk":
+            bundle.verify(InvalidFrame)
+        if durability == "host":
+            bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
+        # What is put here must be readable later too.
+        decode_manifest(encode(bundle.manifest), self.settings)
+        return bundle
 
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
