@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from residual_store.bundle import Bundle, Payload
 from residual_store.closing import ClosedAtExit
-from residual_store.encoding import decode
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog, already_exists
 from residual_store.engine.durable import DurableTier
@@ -23,18 +22,10 @@ from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
-from residual_store.engine.terms import (
-    check_durability,
-    check_if_exists,
-    check_limit,
-    check_size,
-    check_ttl,
-    check_wait,
-)
+from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
 from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
-from residual_store.manifest import Manifest, encode
-from residual_store.manifest import decode as decode_manifest
+from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
@@ -115,14 +106,10 @@ class LocalStore(ClosedAtExit):
         """
         check_key(key, self.settings)
         check_size(key, manifest, self.settings)
-        check_if_exists(if_exists)
-        if self._may_refuse(key, if_exists):
+        if self._catalog.may_refuse(key, if_exists):
             new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
             self._catalog.existing(new, if_exists)
         return self._memory.allocate(manifest.nbytes)
-
-    def _may_refuse(self, key: str, if_exists: IfExists) -> bool:
-        return if_exists != "replace" and self._catalog.find(key) is not None
 
     def put(
         self,
@@ -160,14 +147,14 @@ class LocalStore(ClosedAtExit):
 
     def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
         """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
-        if not bundle.is_sealed and (durability == "disk" or self._may_refuse(key, if_exists)):
+        if not bundle.is_sealed and (durability == "disk" or self._catalog.may_refuse(key, if_exists)):
             bundle = bundle.sealed()  # what is there can be compared with a sealed bundle only
         elif durability == "disk":
             bundle.verify(InvalidFrame)
         if durability == "host":
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         # What is put here must be readable later too.
-        decode_manifest(encode(bundle.manifest), self.settings)
+        decode(encode(bundle.manifest), self.settings)
         return bundle
 
     def _commit(
@@ -225,8 +212,7 @@ class LocalStore(ClosedAtExit):
         bundle = self._host.get(key, stat.digest)
         if bundle is None:
             return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._memory.allocate))
-        source = bundle.manifest.source(index)
-        return decode(source, bundle.payloads[source.index], as_leaf=bundle.manifest.leaves[index])
+        return bundle.array(index)
 
     def manifest(self, key: str) -> Manifest:
         bundle = self._host.get(key, self.stat(key).digest)
