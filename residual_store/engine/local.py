@@ -147,11 +147,13 @@ class LocalStore(ClosedAtExit):
 
     def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
         """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
-        if not bundle.is_sealed and (durability == "disk" or self._catalog.may_refuse(key, if_exists)):
-            bundle = bundle.sealed()  # what is there can be compared with a sealed bundle only
-        elif durability == "disk":
+        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
+            bundle = bundle.copied_into(self._memory.allocate(bundle.manifest.nbytes))
+        elif bundle.is_sealed:
             bundle.verify(InvalidFrame)
-        if durability == "host":
+        else:
+            bundle = bundle.sealed()
+        if durability == "host" and not bundle.owned:
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         # What is put here must be readable later too.
         decode(encode(bundle.manifest), self.settings)
