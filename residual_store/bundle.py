@@ -15,11 +15,14 @@ from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue, labels
+from residual_store.place import Place
 from residual_store.settings import Settings
 
-__all__ = ["Bundle", "Payload", "digest_of"]
+__all__ = ["DIGEST_BYTES", "Bundle", "Payload", "damaged", "digest_of"]
 
 type Payload = npt.NDArray[np.uint8]
+
+DIGEST_BYTES = 16
 
 _BLOCK = 256 << 10
 """Bytes that stay in the cache of a core between being copied and being hashed."""
@@ -35,6 +38,7 @@ class Bundle:
     """A manifest and, for each leaf, its encoded bytes as a one-dimensional uint8 array.
 
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
+    ``place`` says where other processes of this host find the leaf area, if they can.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -44,6 +48,7 @@ class Bundle:
     manifest: Manifest
     payloads: tuple[Payload, ...]
     owned: bool = False
+    place: Place | None = None
 
     @classmethod
     def of_arrays(
@@ -129,7 +134,7 @@ class Bundle:
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
             if payload.nbytes != leaf.nbytes:
-                raise _damaged(leaf, InvalidFrame)
+                raise damaged(leaf, InvalidFrame)
 
     def _sealed(self, digests: list[bytes]) -> Manifest:
         """The manifest with the ``digests`` of the payloads."""
@@ -137,7 +142,7 @@ class Bundle:
         for leaf in self.manifest.leaves:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
-                raise _damaged(leaf, InvalidFrame)
+                raise damaged(leaf, InvalidFrame)
             leaves.append(replace(leaf, digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
@@ -147,13 +152,14 @@ class Bundle:
             source = self.manifest.source(leaf.index)
             intact = leaf.digest == source.digest if leaf is not source else self._is_intact(leaf)
             if not intact:
-                raise _damaged(leaf, error)
+                raise damaged(leaf, error)
 
     def _is_intact(self, leaf: Leaf) -> bool:
         return digest_of(self.payloads[leaf.index]) == leaf.digest
 
 
-def _damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+    """The error for a leaf whose bytes are not those of its digest."""
     return error(
         f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
         leaf=leaf.path,
