@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import xxhash
 
@@ -23,39 +23,38 @@ class Verification:
     """
 
     def __init__(self, manifest: Manifest, area: memoryview) -> None:
-        self._area = area
-        self._there = 0
-        self._wanted = 0
-        self._steps = self._check(manifest)
-        self.arrived(0)
+        self._nbytes = len(area)
+        # The steps know nothing of this object: a cycle would keep the memory until the garbage collector runs.
+        self._steps = _steps(manifest, area)
+        self._wanted = next(self._steps)
 
     def arrived(self, there: int) -> None:
         """Note that the first ``there`` bytes have come in; raises `InvalidFrame`, which names the leaf that is damaged."""
-        self._there = there
-        while self._wanted <= self._there:
-            if (wanted := next(self._steps, None)) is None:
-                return
-            self._wanted = wanted
+        if there >= self._wanted:
+            self._wanted = self._steps.send(there)
 
     def finish(self) -> None:
         """Check what is left, with all bytes there; raises `InvalidFrame` as `arrived` does."""
-        self.arrived(len(self._area))
+        self.arrived(self._nbytes)
 
-    def _check(self, manifest: Manifest) -> Iterator[int]:
-        """Yields how many bytes must be there for the next step."""
-        for leaf in manifest.leaves:
-            if leaf.alias_of is not None:
-                _compare(leaf, manifest.leaves[leaf.alias_of].digest)
-                continue
-            end = leaf.offset + leaf.nbytes
-            digest = xxhash.xxh3_128()
-            for start in range(leaf.offset, end, _BLOCK):
-                stop = min(start + _BLOCK, end)
-                if stop > self._there:
-                    yield stop
-                digest.update(self._area[start:stop])
-            _compare(leaf, digest.digest())
-        self._wanted = len(self._area) + 1
+
+def _steps(manifest: Manifest, area: memoryview) -> Generator[int, int]:
+    """Yields how many bytes must be there for the next step, and is sent how many are."""
+    there = yield 0
+    for leaf in manifest.leaves:
+        if leaf.alias_of is not None:
+            _compare(leaf, manifest.leaves[leaf.alias_of].digest)
+            continue
+        end = leaf.offset + leaf.nbytes
+        digest = xxhash.xxh3_128()
+        for start in range(leaf.offset, end, _BLOCK):
+            stop = min(start + _BLOCK, end)
+            while there < stop:
+                there = yield stop
+            digest.update(area[start:stop])
+        _compare(leaf, digest.digest())
+    while True:
+        yield len(area) + 1
 
 
 def _compare(leaf: Leaf, digest: bytes) -> None:

@@ -59,30 +59,34 @@ class DirectBody:
         rest = memoryview(self._begin())
         whole = False
         try:
-            self._take(sink, rest)
+            sink.buffer()[: len(rest)] = rest
+            sink.received(len(rest))
             if len(sink.buffer()):
-                await self._receive(_Filling(self, sink), idle_seconds)
+                await self._receive(sink, idle_seconds)
             whole = True
         finally:
             self._end(whole)
 
-    def _take(self, sink: Sink, rest: memoryview) -> None:
-        sink.buffer()[: len(rest)] = rest
-        sink.received(len(rest))
-
-    async def _receive(self, filling: _Filling, idle_seconds: float) -> None:
+    async def _receive(self, sink: Sink, idle_seconds: float) -> None:
+        if self._transport.is_closing():
+            raise ClientDisconnect
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        filling = _Filling(self, sink, done)
         self._transport.set_protocol(filling)
         self._transport.resume_reading()
         try:
             before = -1
-            while not filling.done.done():
+            while not done.done():
                 if before == self.nbytes:
                     raise TimeoutError
                 before = self.nbytes
-                await asyncio.wait([filling.done], timeout=idle_seconds)
-            await filling.done
+                await asyncio.wait([done], timeout=idle_seconds)
+            await done
         finally:
             self.pause()
+            filling.end()
+            # Its exception knows this frame, which knows the segment.
+            del done
 
     def pause(self) -> None:
         """Read no further."""
@@ -97,10 +101,10 @@ class DirectBody:
 class _Filling(asyncio.BufferedProtocol):
     """The protocol of a connection while a body comes in."""
 
-    def __init__(self, body: DirectBody, sink: Sink) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, body: DirectBody, sink: Sink, done: asyncio.Future[None]) -> None:
         self._body = body
         self._sink: Sink | None = sink
+        self._done: asyncio.Future[None] | None = done
 
     def get_buffer(self, sizehint: int) -> Any:
         return self._sink.buffer() if self._sink is not None else bytearray()
@@ -124,14 +128,18 @@ class _Filling(asyncio.BufferedProtocol):
         self._finish(ClientDisconnect())
         self._body.lost(exc)
 
+    def end(self) -> None:
+        """Let go of the segment: uvloop keeps a protocol until the next one with buffers comes."""
+        self._sink = self._done = None
+
     def _finish(self, error: Exception | None) -> None:
-        if self.done.done():
+        done = self._done
+        self.end()
+        if done is None or done.done():
             return
         # At once: libuv would ask for the next buffer before the app runs again.
         self._body.pause()
-        # uvloop keeps a protocol until the next one with buffers comes, and the segment must not wait for that.
-        self._sink = None
         if error is None:
-            self.done.set_result(None)
+            done.set_result(None)
         else:
-            self.done.set_exception(error)
+            done.set_exception(error)
