@@ -1,0 +1,58 @@
+"""The report: one table for each workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich import box
+from rich.table import Column, Table
+
+from residual_client.bench.figures import LIMIT_OF, WorkloadFigures
+from residual_client.bench.stopwatch import Times
+from residual_store.tables import in_units
+
+__all__ = ["left_out_lines", "workload_table"]
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
+    """One line for each thing that is not measured."""
+    return (f"left out: {name}, because {why}" for name, why in left_out.items())
+
+
+def workload_table(figures: WorkloadFigures) -> Table:
+    """Medians, spread and ratios of one workload."""
+    table = Table(
+        "",
+        *(Column(name, justify="right") for name in ("GB/s", "ms", "spread", "ratio")),
+        Column("to"),
+        title=f"{figures.name}: {figures.leaves} leaves, {in_units(figures.nbytes)}, {figures.rounds} rounds",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for row in _rows(figures):
+        table.add_row(*row)
+    return table
+
+
+def _rows(figures: WorkloadFigures) -> Iterator[tuple[str, ...]]:
+    for steps in figures.limits.values():
+        for limit, times in steps.items():
+            yield (limit, *_cells(figures, times), "", "")
+    for name, steps in figures.transports.items():
+        for step, times in steps.items():
+            limit = LIMIT_OF[name][step]
+            ratio = figures.gbps(times) / figures.limit_gbps(limit)
+            yield (f"{name} {step}", *_cells(figures, times), f"{ratio:.2f}", limit)
+    for name, steps in figures.client.items():
+        store = figures.transports[name]["put"].median / steps["put"].median
+        memcpy = figures.gbps(steps["get"]) / figures.limit_gbps("memcpy")
+        yield (f"offload, {name}", *_cells(figures, steps["put"]), f"{store:.2f}", f"{name} put")
+        yield (f"restore, {name}", *_cells(figures, steps["get"]), f"{memcpy:.2f}", "memcpy")
+    for name, steps in figures.peers.items():
+        for step, times in steps.items():
+            yield (f"{name} {step}", *_cells(figures, times), "", "")
+
+
+def _cells(figures: WorkloadFigures, times: Times) -> tuple[str, str, str]:
+    return f"{figures.gbps(times):.3g}", f"{1e3 * times.median:.3g}", f"{100 * times.spread:.0f} %"

@@ -1,0 +1,61 @@
+"""The trial: every workload through every way, and the tables of what they show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from residual_client.bench.contest import Contest, contest
+from residual_client.bench.figures import Figures, WorkloadFigures
+from residual_client.bench.machine import machine
+from residual_client.bench.measurement import Measured, Pace, measure
+from residual_client.bench.report import left_out_lines, workload_table
+from residual_client.bench.way import Way
+from residual_client.bench.workload import NAMES, Workload, workload
+
+__all__ = ["hold_trial"]
+
+_PACES = {
+    "block": Pace(warm_up=3, rounds=30, seconds=25.0),
+    "leaf": Pace(warm_up=2, rounds=15, seconds=35.0),
+    "small": Pace(warm_up=3, rounds=50, seconds=15.0),
+    "tiny": Pace(warm_up=10, rounds=300, seconds=10.0),
+}
+_QUICK = Pace(warm_up=1, rounds=3, seconds=1.0, fewest=2)
+
+
+def hold_trial(*, peers: bool, quick: bool, url: str | None, console: Console) -> Figures:
+    """Measure all workloads, one after the other, and print a table for each."""
+    started = time.perf_counter()
+    workloads = [workload(name, quick=quick) for name in NAMES]
+    with contest(nbytes=max(one.nbytes for one in workloads), peers=peers, url=url) as contestants:
+        console.print("\n".join(left_out_lines(contestants.left_out)), soft_wrap=True)
+        measured = []
+        for one in workloads:
+            measured.append(_figures(one, contestants, _QUICK if quick else _PACES[one.name]))
+            console.print(workload_table(measured[-1]))
+        return Figures(
+            workloads=measured,
+            left_out=contestants.left_out,
+            machine=machine(contestants.folder),
+            quick=quick,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _figures(one: Workload, contestants: Contest, pace: Pace) -> WorkloadFigures:
+    client = contestants.client if one.vjp is not None else ()
+    kinds: dict[str, Sequence[Way]] = {
+        "limits": contestants.limits,
+        "transports": contestants.transports,
+        "client": client,
+        "peers": contestants.peers,
+    }
+    ways = [way for kind in kinds.values() for way in kind]
+    times = iter(measure(one, ways, pace))
+    found: dict[str, Measured] = {
+        kind: {way.name: next(times) for way in members} for kind, members in kinds.items()
+    }
+    return WorkloadFigures(name=one.name, nbytes=one.nbytes, leaves=len(one.arrays), **found)
