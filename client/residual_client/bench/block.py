@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["block_residuals"]
+__all__ = ["block_vjp", "residual_arrays"]
 
 _WIDTH = 1024
 _HEADS = 4
@@ -17,8 +17,8 @@ _HEADS = 4
 type Weights = dict[str, jax.Array]
 
 
-def block_residuals(*, batch: int, length: int) -> tuple[Any, list[npt.NDArray[np.generic]]]:
-    """The VJP object of one block on random input [batch, length, 1024], and its residual leaves as host arrays.
+def block_vjp(*, batch: int, length: int) -> Any:
+    """The VJP object of one block on random input [batch, length, 1024].
 
     The weights are not saveable, so they are not among the leaves.
     """
@@ -26,8 +26,12 @@ def block_residuals(*, batch: int, length: int) -> tuple[Any, list[npt.NDArray[n
     x = jax.random.normal(random, (batch, length, _WIDTH), jnp.bfloat16)
     forward = jax.jit(lambda weights, x: jax.vjp(_block, weights, x, saveable_args=(False, True)))
     _, vjp = forward(_weights(random), x)
-    leaves = [leaf for leaf in jax.tree.leaves(vjp) if isinstance(leaf, jax.Array)]
-    return vjp, [np.asarray(leaf) for leaf in leaves]
+    return vjp
+
+
+def residual_arrays(vjp: Any) -> list[npt.NDArray[np.generic]]:
+    """The residual leaves of a VJP object as host arrays."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(vjp) if isinstance(leaf, jax.Array)]
 
 
 def _weights(random: jax.Array) -> Weights:

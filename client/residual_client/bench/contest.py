@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from residual_client.bench.limits import File, Memcpy, raw_socket
+from residual_client.bench.peers import open_peers
 from residual_client.bench.through_client import ThroughClient
 from residual_client.bench.transports import Durable, Transport
 from residual_client.bench.way import Way
@@ -58,6 +59,7 @@ def contest(*, nbytes: int, peers: bool, url: str | None) -> Iterator[Contest]:
         embedded = stack.enter_context(open_store("memory://"))
         on_disk = stack.enter_context(open_store(f"file://{folder / 'root'}"))
         served, left_out = _served(stack, server, run)
+        others, absent = open_peers(stack, folder) if peers else ([], {})
         yield Contest(
             folder=folder,
             limits=(Memcpy(nbytes), stack.enter_context(raw_socket(nbytes)), File(folder, nbytes)),
@@ -67,7 +69,8 @@ def contest(*, nbytes: int, peers: bool, url: str | None) -> Iterator[Contest]:
                 Durable("durable", on_disk, run=run, root=folder / "root"),
             ),
             client=[ThroughClient(name, store, run=run) for name, store in served.items()],
-            left_out=left_out,
+            peers=others,
+            left_out=left_out | absent,
         )
 
 

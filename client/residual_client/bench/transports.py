@@ -4,45 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from residual_client.bench.limits import forget_pages
 from residual_client.bench.stopwatch import Stopwatch
-from residual_client.bench.workload import Workload
+from residual_client.bench.way import Exchange
+from residual_client.bench.workload import Host, Workload
 from residual_store.bundle import Bundle
 from residual_store.errors import InvalidOption
-from residual_store.store import Durability, Receipt, Store
+from residual_store.store import Durability, Store
 
-__all__ = ["Durable", "Transport", "arrays_of"]
+__all__ = ["Durable", "Transport"]
 
 
-class Transport:
-    """A store in memory: steps ``put`` (digests included) and ``get`` (each leaf a host array)."""
+class Transport(Exchange):
+    """A store in memory: a put takes digests and builds the bundle, and a get has a view or an array of each leaf."""
 
     durability: Durability = "host"
 
     def __init__(self, name: str, store: Store, *, run: str) -> None:
         self.name = name
         self.store = store
-        self._key = f"{run}/{name}"
+        self.key = f"{run}/{name}"
 
-    def round(self, workload: Workload, watch: Stopwatch) -> None:
-        with watch.step("put"):
-            self.put(workload)
-        try:
-            self._gets(watch)
-        finally:
-            self.store.delete(self._key)
+    def put(self, workload: Workload) -> None:
+        self.store.put(self.key, Bundle.of_arrays(workload.arrays), durability=self.durability)
 
-    def put(self, workload: Workload) -> Receipt:
-        """Build a bundle of the arrays and store it."""
-        return self.store.put(self._key, Bundle.of_arrays(workload.arrays), durability=self.durability)
+    def get(self, workload: Workload) -> list[Host]:
+        bundle = self.store.get(self.key)
+        return [bundle.array(index) for index in range(len(workload.arrays))]
 
-    def _gets(self, watch: Stopwatch) -> None:
-        with watch.step("get"):
-            leaves = arrays_of(self.store.get(self._key))
-        del leaves
+    def drop(self, workload: Workload) -> None:
+        self.store.delete(self.key)
 
 
 class Durable(Transport):
@@ -54,18 +45,12 @@ class Durable(Transport):
         super().__init__(name, store, run=run)
         self._root = root
 
-    def _gets(self, watch: Stopwatch) -> None:
-        if (tier := self.store.stat(self._key).tier) != "durable":
+    def timed_get(self, step: str, workload: Workload, watch: Stopwatch, *, check: bool) -> None:
+        """Both gets; raises `InvalidOption` if the bundle is in memory, where a get would not read from the disk."""
+        if (tier := self.store.stat(self.key).tier) != "durable":
             raise InvalidOption(f"the bundle is in the {tier} tier, so a get would not read from the disk")
         for path in self._root.rglob("*"):
             if path.is_file():
                 forget_pages(path)
-        super()._gets(watch)
-        with watch.step("get_warm"):
-            leaves = arrays_of(self.store.get(self._key))
-        del leaves
-
-
-def arrays_of(bundle: Bundle) -> list[npt.NDArray[np.generic]]:
-    """All leaves of a bundle as host arrays."""
-    return [bundle.array(index) for index in range(len(bundle.manifest.leaves))]
+        super().timed_get(step, workload, watch, check=check)
+        super().timed_get(f"{step}_warm", workload, watch, check=check)

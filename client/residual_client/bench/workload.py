@@ -9,11 +9,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from residual_client.bench.block import block_residuals
+from residual_client.bench.block import block_vjp, residual_arrays
+from residual_store.errors import DataLoss
 from residual_store.frame import aligned_empty
 from residual_store.manifest import ALIGNMENT
 
-__all__ = ["NAMES", "Workload", "workload"]
+__all__ = ["NAMES", "Host", "Workload", "workload"]
+
+type Host = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,7 +30,7 @@ class Workload:
 
     name: str
     flat: npt.NDArray[np.uint8]
-    arrays: Mapping[str, npt.NDArray[np.generic]]
+    arrays: Mapping[str, Host]
     vjp: Any = None
 
     @property
@@ -35,7 +38,7 @@ class Workload:
         return self.flat.nbytes
 
     @classmethod
-    def of(cls, name: str, hosts: Sequence[npt.NDArray[np.generic]], *, vjp: Any = None) -> Self:
+    def of(cls, name: str, hosts: Sequence[Host], *, vjp: Any = None) -> Self:
         """A workload with copies of these arrays."""
         offsets = np.cumsum([0, *(-(-host.nbytes // ALIGNMENT) * ALIGNMENT for host in hosts)])
         flat = aligned_empty(int(offsets[-1]))
@@ -47,6 +50,12 @@ class Workload:
             arrays[f"leaf-{index}"] = place
         return cls(name=name, flat=flat, arrays=arrays, vjp=vjp)
 
+    def check(self, hosts: Sequence[Host]) -> None:
+        """Raise `DataLoss` unless these are the arrays, bit by bit."""
+        for (name, array), host in zip(self.arrays.items(), hosts, strict=True):
+            if host.tobytes() != array.tobytes():
+                raise DataLoss(f"{name} of the workload {self.name} came back with other bits", leaf=name)
+
 
 def workload(name: str, *, quick: bool) -> Workload:
     """One of `NAMES`; a quick one of ``block`` and ``leaf`` is smaller."""
@@ -54,8 +63,8 @@ def workload(name: str, *, quick: bool) -> Workload:
 
 
 def _block(quick: bool) -> Workload:
-    vjp, hosts = block_residuals(batch=1 if quick else 4, length=128 if quick else 512)
-    return Workload.of("block", hosts, vjp=vjp)
+    vjp = block_vjp(batch=1 if quick else 4, length=128 if quick else 512)
+    return Workload.of("block", residual_arrays(vjp), vjp=vjp)
 
 
 def _leaf(quick: bool) -> Workload:
@@ -70,7 +79,7 @@ def _tiny(_: bool) -> Workload:
     return Workload.of("tiny", _random(8, 1024))
 
 
-def _random(count: int, nbytes: int) -> list[npt.NDArray[np.generic]]:
+def _random(count: int, nbytes: int) -> list[Host]:
     """That many arrays of float32, in which no encoding finds anything to save."""
     random = np.random.default_rng(0)
     return [random.random(nbytes // 4, np.float32) for _ in range(count)]
