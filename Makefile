@@ -20,6 +20,8 @@ demo: setup
 	$(BIN)/residual-store demo
 
 bench: setup
+	$(UV) sync --quiet --frozen --all-extras --group bench
+	@command -v redis-server >/dev/null || echo "To measure Redis as well, install redis-server (Debian: apt install redis-server)."
 	$(BIN)/residual-store bench --peers --json bench.json
 
 test: setup

@@ -8,7 +8,8 @@ The file of ``--json`` holds one object. Rates are in 10^9 bytes per second, tim
 and ``spread`` is the distance of the quartiles as a share of it:
 
 ``workloads``
-    ``block``, ``leaf``, ``small`` and ``tiny``, each with ``nbytes``, ``leaves``, ``rounds`` and
+    ``block``, ``leaf``, ``small`` and ``tiny``, each with ``nbytes``, ``leaves``, ``rounds``, ``left_out``
+    (transport -> why it is missing) and
 
     ``limits``
         Limit -> ``gbps``, ``spread``: ``memcpy``, ``socket_send``, ``socket_receive``, ``write_fsync``,
@@ -22,7 +23,7 @@ and ``spread`` is the distance of the quartiles as a share of it:
         Of ``block``: transport -> the same for `Client.offload` and `Client.restore`, with ``offload_of_store`` (the
         ratio to the put of the same transport) and ``restore_of_memcpy``.
 ``left_out``
-    What could not be measured -> why.
+    What could not be measured with any workload -> why.
 ``quick``
     Whether it was run with fewer rounds and smaller arrays.
 ``machine``

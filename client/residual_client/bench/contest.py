@@ -7,25 +7,25 @@ import inspect
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from residual_client.bench.limits import File, Memcpy, raw_socket
+from residual_client.bench.machine import file_system
 from residual_client.bench.peers import open_peers
 from residual_client.bench.through_client import ThroughClient
-from residual_client.bench.transports import Durable, Transport
-from residual_client.bench.way import Way
+from residual_client.bench.transports import Durable, Served, Transport
+from residual_client.bench.way import Exchange, Way
 from residual_client.local_server import local_server
-from residual_store.bundle import Bundle
 from residual_store.errors import InvalidOption
 from residual_store.http_store import HttpStore
 from residual_store.store import Store, open_store
 
 __all__ = ["Contest", "contest"]
+
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,10 +37,10 @@ class Contest:
 
     folder: Path
     limits: Sequence[Way]
-    transports: Sequence[Way]
-    client: Sequence[Way]
-    peers: Sequence[Way] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
+    transports: Sequence[Exchange]
+    client: Sequence[Exchange]
+    peers: Sequence[Exchange]
+    left_out: Mapping[str, str]
 
 
 @contextlib.contextmanager
@@ -55,38 +55,35 @@ def contest(*, nbytes: int, peers: bool, url: str | None) -> Iterator[Contest]:
     run = f"bench-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="residual-store-bench-")))
-        server = url or stack.enter_context(local_server())
-        embedded = stack.enter_context(open_store("memory://"))
-        on_disk = stack.enter_context(open_store(f"file://{folder / 'root'}"))
-        served, left_out = _served(stack, server, run)
-        others, absent = open_peers(stack, folder) if peers else ([], {})
+        served = _served(stack, url or stack.enter_context(local_server()), run)
+        others, left_out = open_peers(stack, folder) if peers else ([], {})
+        limits: list[Way] = [Memcpy(nbytes), stack.enter_context(raw_socket(nbytes))]
+        transports: list[Exchange] = [
+            Transport("embedded", stack.enter_context(open_store("memory://")), run=run),
+            *(Served(name, store, run=run) for name, store in served.items()),
+        ]
+        if (kind := file_system(folder)) in _IN_MEMORY:
+            left_out["durable"] = f"the temporary folder is in memory ({kind}); set TMPDIR to one on a disk"
+        else:
+            limits.append(File(folder, nbytes))
+            transports.append(_durable(stack, folder / "root", run))
         yield Contest(
             folder=folder,
-            limits=(Memcpy(nbytes), stack.enter_context(raw_socket(nbytes)), File(folder, nbytes)),
-            transports=(
-                Transport("embedded", embedded, run=run),
-                *(Transport(name, store, run=run) for name, store in served.items()),
-                Durable("durable", on_disk, run=run, root=folder / "root"),
-            ),
+            limits=limits,
+            transports=transports,
             client=[ThroughClient(name, store, run=run) for name, store in served.items()],
             peers=others,
-            left_out=left_out | absent,
+            left_out=left_out,
         )
 
 
-def _served(stack: contextlib.ExitStack, url: str, run: str) -> tuple[dict[str, Store], dict[str, str]]:
-    """The stores over segments and over HTTP, and why one of them is left out."""
-    found: dict[str, Store] = {}
-    left_out: dict[str, str] = {}
-    for name in ("segment", "http"):
-        store = stack.enter_context(_over(url, segments=name == "segment"))
+def _served(stack: contextlib.ExitStack, url: str, run: str) -> dict[str, Store]:
+    """The server's store over segments and over HTTP."""
+    stores = {"segment": _over(url, segments=True), "http": _over(url, segments=False)}
+    for store in stores.values():
+        stack.enter_context(store)
         stack.callback(store.delete_prefix, f"{run}/")
-        transport, note = _transport_of(store, run)
-        if transport == name:
-            found[name] = store
-        else:
-            left_out[name] = note or f"the server takes {transport}"
-    return found, left_out
+    return stores
 
 
 def _over(url: str, *, segments: bool) -> Store:
@@ -96,9 +93,5 @@ def _over(url: str, *, segments: bool) -> Store:
     return open_store(url, token=os.environ.get("RESIDUAL_STORE_TOKEN"), **options)
 
 
-def _transport_of(store: Store, run: str) -> tuple[str, str]:
-    """What a put really took, as its receipt says, and why."""
-    key = f"{run}/probe"
-    receipt = store.put(key, Bundle.of_arrays({"probe": np.arange(1 << 20)}), durability="host")
-    store.delete(key)
-    return getattr(receipt, "transport", "http"), getattr(receipt, "transport_note", None) or ""
+def _durable(stack: contextlib.ExitStack, root: Path, run: str) -> Durable:
+    return Durable("durable", stack.enter_context(open_store(f"file://{root}")), run=run, root=root)

@@ -23,7 +23,10 @@ LIMIT_OF: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFigures:
-    """All that was measured with one workload of so many bytes and leaves."""
+    """All that was measured with one workload of so many bytes and leaves.
+
+    ``left_out`` says which transports did not move it, and why.
+    """
 
     name: str
     nbytes: int
@@ -32,6 +35,7 @@ class WorkloadFigures:
     transports: Measured
     client: Measured
     peers: Measured
+    left_out: Mapping[str, str]
 
     @property
     def rounds(self) -> int:
@@ -53,6 +57,7 @@ class WorkloadFigures:
         """The figures as in the JSON; the package's docstring has the keys."""
         return {
             **{name: getattr(self, name) for name in ("nbytes", "leaves", "rounds")},
+            "left_out": dict(self.left_out),
             "limits": {
                 limit: {"gbps": self.gbps(times), "spread": times.spread}
                 for limit, times in self._limit_times.items()

@@ -13,6 +13,15 @@ from residual_store.tables import in_units
 
 __all__ = ["left_out_lines", "workload_table"]
 
+_COMPARED_WITH: Mapping[str, str] = {
+    "flight": "http",
+    "ray": "segment",
+    "redis": "http",
+    "safetensors": "segment",
+    "orbax": "durable",
+}
+"""Peer -> the transport that a user would take instead."""
+
 
 def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
     """One line for each thing that is not measured."""
@@ -51,7 +60,16 @@ def _rows(figures: WorkloadFigures) -> Iterator[tuple[str, ...]]:
         yield (f"restore, {name}", *_cells(figures, steps["get"]), f"{memcpy:.2f}", "memcpy")
     for name, steps in figures.peers.items():
         for step, times in steps.items():
-            yield (f"{name} {step}", *_cells(figures, times), "", "")
+            yield (f"{name} {step}", *_cells(figures, times), *_beside_ours(figures, name, step))
+
+
+def _beside_ours(figures: WorkloadFigures, peer: str, step: str) -> tuple[str, str]:
+    """The rate of a peer as a share of ours, and which that is; empty if ours was not measured."""
+    transport = _COMPARED_WITH[peer]
+    if transport not in figures.transports:
+        return "", ""
+    ratio = figures.transports[transport][step].median / figures.peers[peer][step].median
+    return f"{ratio:.2f}", f"{transport} {step}"
 
 
 def _cells(figures: WorkloadFigures, times: Times) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from residual_client.bench.block import residual_arrays
+from residual_client.bench.transports import detour
 from residual_client.bench.way import Exchange
 from residual_client.bench.workload import Host, Workload
 from residual_client.client import Client
@@ -22,10 +23,11 @@ class ThroughClient(Exchange):
         self.name = name
         self._client = Client(store)
         self._key = f"{run}/{name}-client"
+        self.detours: dict[str, str] = {}
 
     def put(self, workload: Workload) -> None:
         self._handle = self._client.offload(workload.vjp, self._key, durability="host")
-        self._handle.wait()
+        self.detours |= detour(self.name, workload, self._handle.wait())
 
     def get(self, workload: Workload) -> Any:
         return jax.block_until_ready(self._client.restore(self._handle))

@@ -10,9 +10,9 @@ from residual_client.bench.way import Exchange
 from residual_client.bench.workload import Host, Workload
 from residual_store.bundle import Bundle
 from residual_store.errors import InvalidOption
-from residual_store.store import Durability, Store
+from residual_store.store import Durability, Receipt, Store
 
-__all__ = ["Durable", "Transport"]
+__all__ = ["Durable", "Served", "Transport", "detour"]
 
 
 class Transport(Exchange):
@@ -26,7 +26,10 @@ class Transport(Exchange):
         self.key = f"{run}/{name}"
 
     def put(self, workload: Workload) -> None:
-        self.store.put(self.key, Bundle.of_arrays(workload.arrays), durability=self.durability)
+        self._store(workload)
+
+    def _store(self, workload: Workload) -> Receipt:
+        return self.store.put(self.key, Bundle.of_arrays(workload.arrays), durability=self.durability)
 
     def get(self, workload: Workload) -> list[Host]:
         bundle = self.store.get(self.key)
@@ -34,6 +37,23 @@ class Transport(Exchange):
 
     def drop(self, workload: Workload) -> None:
         self.store.delete(self.key)
+
+
+class Served(Transport):
+    """A server, over the transport of this name: a put whose receipt names another one is a detour."""
+
+    def __init__(self, name: str, store: Store, *, run: str) -> None:
+        super().__init__(name, store, run=run)
+        self.detours: dict[str, str] = {}
+
+    def put(self, workload: Workload) -> None:
+        self.detours |= detour(self.name, workload, self._store(workload))
+
+
+def detour(transport: str, workload: Workload, receipt: Receipt) -> dict[str, str]:
+    """Workload -> why it was not moved over that transport; empty if it was."""
+    taken, why = getattr(receipt, "transport", "http"), getattr(receipt, "transport_note", None)
+    return {} if taken == transport else {workload.name: why or f"the receipt says {taken}"}
 
 
 class Durable(Transport):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
@@ -12,7 +12,7 @@ from residual_client.bench.figures import Figures, WorkloadFigures
 from residual_client.bench.machine import machine
 from residual_client.bench.measurement import Measured, Pace, measure
 from residual_client.bench.report import left_out_lines, workload_table
-from residual_client.bench.way import Way
+from residual_client.bench.way import Exchange, Way
 from residual_client.bench.workload import NAMES, Workload, workload
 
 __all__ = ["hold_trial"]
@@ -36,6 +36,7 @@ def hold_trial(*, peers: bool, quick: bool, url: str | None, console: Console) -
         for one in workloads:
             measured.append(_figures(one, contestants, _QUICK if quick else _PACES[one.name]))
             console.print(workload_table(measured[-1]))
+            console.print("\n".join(left_out_lines(measured[-1].left_out)), soft_wrap=True)
         return Figures(
             workloads=measured,
             left_out=contestants.left_out,
@@ -46,16 +47,31 @@ def hold_trial(*, peers: bool, quick: bool, url: str | None, console: Console) -
 
 
 def _figures(one: Workload, contestants: Contest, pace: Pace) -> WorkloadFigures:
-    client = contestants.client if one.vjp is not None else ()
-    kinds: dict[str, Sequence[Way]] = {
-        "limits": contestants.limits,
-        "transports": contestants.transports,
-        "client": client,
-        "peers": contestants.peers,
-    }
-    ways = [way for kind in kinds.values() for way in kind]
-    times = iter(measure(one, ways, pace))
-    found: dict[str, Measured] = {
-        kind: {way.name: next(times) for way in members} for kind, members in kinds.items()
-    }
-    return WorkloadFigures(name=one.name, nbytes=one.nbytes, leaves=len(one.arrays), **found)
+    transports = _direct(one, contestants.transports, try_first=True)
+    client = _direct(one, contestants.client, try_first=True) if one.vjp is not None else []
+    ways = [*contestants.limits, *transports, *client, *contestants.peers]
+    times = dict(zip(ways, measure(one, ways, pace), strict=True))
+
+    def of(members: Iterable[Way]) -> Measured:
+        return {way.name: times[way] for way in members}
+
+    return WorkloadFigures(
+        name=one.name,
+        nbytes=one.nbytes,
+        leaves=len(one.arrays),
+        limits=of(contestants.limits),
+        transports=of(_direct(one, transports)),
+        client=of(_direct(one, client)),
+        peers=of(contestants.peers),
+        left_out={
+            way.name: way.detours[one.name] for way in contestants.transports if one.name in way.detours
+        },
+    )
+
+
+def _direct(one: Workload, ways: Sequence[Exchange], *, try_first: bool = False) -> list[Exchange]:
+    """Those that have moved this workload as their name says, and no other way; ``try_first`` with one put."""
+    for way in ways if try_first else ():
+        way.put(one)
+        way.drop(one)
+    return [way for way in ways if one.name not in way.detours]

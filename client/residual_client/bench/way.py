@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from residual_client.bench.stopwatch import Stopwatch
@@ -25,9 +26,11 @@ class Exchange(ABC):
     """A way that puts arrays and gets them back: steps ``put`` and ``get``.
 
     The arrays may come back with another dtype of the same bits.
+    ``detours`` says which workloads were moved in another way than the name says, and why.
     """
 
     name: str
+    detours: Mapping[str, str] = {}
 
     @abstractmethod
     def put(self, workload: Workload) -> None:

@@ -14,17 +14,18 @@ from residual_client.bench.peers.redis_values import redis_values
 from residual_client.bench.peers.safetensors_files import safetensors_files
 from residual_client.bench.way import Exchange
 
-__all__ = ["open_peers"]
+__all__ = ["PEERS", "open_peers"]
 
 type Opener = Callable[[Path], AbstractContextManager[Exchange]]
 
-_OPENERS: Mapping[str, Opener] = {
+PEERS: Mapping[str, Opener] = {
     "flight": flight,
     "ray": ray_objects,
     "redis": redis_values,
     "safetensors": safetensors_files,
     "orbax": orbax_checkpoints,
 }
+"""Name -> what opens it."""
 
 
 def open_peers(stack: contextlib.ExitStack, folder: Path) -> tuple[list[Exchange], dict[str, str]]:
@@ -34,7 +35,7 @@ def open_peers(stack: contextlib.ExitStack, folder: Path) -> tuple[list[Exchange
     """
     peers: list[Exchange] = []
     left_out: dict[str, str] = {}
-    for name, opener in _OPENERS.items():
+    for name, opener in PEERS.items():
         try:
             peers.append(stack.enter_context(opener(folder)))
         except ModuleNotFoundError as error:
