@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rich import box
+from rich.console import Console
 from rich.table import Column, Table
 
 from residual_client.bench.figures import LIMIT_OF, WorkloadFigures
 from residual_client.bench.stopwatch import Times
 from residual_store.tables import in_units
 
-__all__ = ["left_out_lines", "workload_table"]
+__all__ = ["show_figures", "show_left_out"]
 
 _COMPARED_WITH: Mapping[str, str] = {
     "flight": "http",
@@ -23,13 +24,19 @@ _COMPARED_WITH: Mapping[str, str] = {
 """Peer -> the transport that a user would take instead."""
 
 
-def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
-    """One line for each thing that is not measured."""
-    return (f"left out: {name}, because {why}" for name, why in left_out.items())
+def show_left_out(console: Console, left_out: Mapping[str, str]) -> None:
+    """Print one line for each thing that is not measured."""
+    for name, why in left_out.items():
+        console.print(f"left out: {name}, because {why}", soft_wrap=True, markup=False)
 
 
-def workload_table(figures: WorkloadFigures) -> Table:
-    """Medians, spread and ratios of one workload."""
+def show_figures(console: Console, figures: WorkloadFigures) -> None:
+    """Print medians, spread and ratios of one workload, and what is missing."""
+    console.print(_table(figures))
+    show_left_out(console, figures.left_out)
+
+
+def _table(figures: WorkloadFigures) -> Table:
     table = Table(
         "",
         *(Column(name, justify="right") for name in ("GB/s", "ms", "spread", "ratio")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -11,7 +12,7 @@ from residual_client.bench.contest import Contest, contest
 from residual_client.bench.figures import Figures, WorkloadFigures
 from residual_client.bench.machine import machine
 from residual_client.bench.measurement import Measured, Pace, measure
-from residual_client.bench.report import left_out_lines, workload_table
+from residual_client.bench.report import show_figures, show_left_out
 from residual_client.bench.way import Exchange, Way
 from residual_client.bench.workload import NAMES, Workload, workload
 
@@ -31,12 +32,11 @@ def hold_trial(*, peers: bool, quick: bool, url: str | None, console: Console) -
     started = time.perf_counter()
     workloads = [workload(name, quick=quick) for name in NAMES]
     with contest(nbytes=max(one.nbytes for one in workloads), peers=peers, url=url) as contestants:
-        console.print("\n".join(left_out_lines(contestants.left_out)), soft_wrap=True)
+        show_left_out(console, contestants.left_out)
         measured = []
         for one in workloads:
-            measured.append(_figures(one, contestants, _QUICK if quick else _PACES[one.name]))
-            console.print(workload_table(measured[-1]))
-            console.print("\n".join(left_out_lines(measured[-1].left_out)), soft_wrap=True)
+            measured.append(_figures(one, contestants, _pace(one.name, peers=peers, quick=quick)))
+            show_figures(console, measured[-1])
         return Figures(
             workloads=measured,
             left_out=contestants.left_out,
@@ -44,6 +44,12 @@ def hold_trial(*, peers: bool, quick: bool, url: str | None, console: Console) -
             quick=quick,
             seconds=time.perf_counter() - started,
         )
+
+
+def _pace(name: str, *, peers: bool, quick: bool) -> Pace:
+    if quick:
+        return _QUICK
+    return replace(_PACES[name], seconds=_PACES[name].seconds * (2 if peers else 1))
 
 
 def _figures(one: Workload, contestants: Contest, pace: Pace) -> WorkloadFigures:
