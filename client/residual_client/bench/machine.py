@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from importlib.metadata import version
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 __all__ = ["file_system", "machine"]
+
+_PACKAGES = (
+    "residual-store",
+    "jax",
+    "numpy",
+    "tensorstore",
+    "pyarrow",
+    "ray",
+    "redis",
+    "safetensors",
+    "orbax-checkpoint",
+)
 
 
 def machine(folder: Path) -> dict[str, Any]:
@@ -19,9 +33,16 @@ def machine(folder: Path) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("residual-store", "jax", "numpy", "tensorstore")},
+        "versions": dict(_versions()),
         "file_system": file_system(folder),
     }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Name and version of each package that has a part in the figures and is installed."""
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            yield name, version(name)
 
 
 def _processor() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,16 +16,23 @@ from residual_client.bench.workload import Host, Workload
 __all__ = ["safetensors_files"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - in a private folder
+_ROOM_BYTES = 1 << 30
 
 
 @contextlib.contextmanager
 def safetensors_files(folder: Path) -> Iterator[Exchange]:
-    """Files in a folder of shared memory, or in ``folder`` if there is none."""
+    """Files in a folder of shared memory, or in ``folder`` if there is no room in it."""
     from safetensors import numpy as library
 
-    place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else folder
-    with tempfile.TemporaryDirectory(prefix="residual-store-bench-", dir=place) as own:
+    with tempfile.TemporaryDirectory(prefix="residual-store-bench-", dir=_place(folder)) as own:
         yield _Safetensors(Path(own) / "leaves.safetensors", library.save_file, library.load_file)
+
+
+def _place(folder: Path) -> Path:
+    """A container may have little shared memory, or none."""
+    if not os.access(_SHARED_MEMORY, os.W_OK) or shutil.disk_usage(_SHARED_MEMORY).free < _ROOM_BYTES:
+        return folder
+    return _SHARED_MEMORY
 
 
 class _Safetensors(Exchange):
