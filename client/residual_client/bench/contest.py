@@ -19,7 +19,7 @@ from residual_client.bench.through_client import ThroughClient
 from residual_client.bench.transports import Durable, Served, Transport
 from residual_client.bench.way import Exchange, Way
 from residual_client.local_server import local_server
-from residual_store.errors import InvalidOption
+from residual_store.errors import InvalidOption, StoreUnavailable
 from residual_store.http_store import HttpStore
 from residual_store.store import Store, open_store
 
@@ -82,8 +82,14 @@ def _served(stack: contextlib.ExitStack, url: str, run: str) -> dict[str, Store]
     stores = {"segment": _over(url, segments=True), "http": _over(url, segments=False)}
     for store in stores.values():
         stack.enter_context(store)
-        stack.callback(store.delete_prefix, f"{run}/")
+        stack.callback(_clean, store, run)
     return stores
+
+
+def _clean(store: Store, run: str) -> None:
+    # If the server is gone, what it ended with is the error that should be seen.
+    with contextlib.suppress(StoreUnavailable):
+        store.delete_prefix(f"{run}/")
 
 
 def _over(url: str, *, segments: bool) -> Store:
