@@ -57,20 +57,21 @@ def contest(*, nbytes: int, peers: bool, url: str | None) -> Iterator[Contest]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="residual-store-bench-")))
         served = _served(stack, url or stack.enter_context(local_server()), run)
         others, left_out = open_peers(stack, folder) if peers else ([], {})
-        limits: list[Way] = [Memcpy(nbytes), stack.enter_context(raw_socket(nbytes))]
-        transports: list[Exchange] = [
-            Transport("embedded", stack.enter_context(open_store("memory://")), run=run),
-            *(Served(name, store, run=run) for name, store in served.items()),
-        ]
-        if (kind := file_system(folder)) in _IN_MEMORY:
+        kind = file_system(folder)
+        if not (has_disk := kind not in _IN_MEMORY):
             left_out["durable"] = f"the temporary folder is in memory ({kind}); set TMPDIR to one on a disk"
-        else:
-            limits.append(File(folder, nbytes))
-            transports.append(_durable(stack, folder / "root", run))
         yield Contest(
             folder=folder,
-            limits=limits,
-            transports=transports,
+            limits=[
+                Memcpy(nbytes),
+                stack.enter_context(raw_socket(nbytes)),
+                *([File(folder, nbytes)] if has_disk else []),
+            ],
+            transports=[
+                Transport("embedded", stack.enter_context(open_store("memory://")), run=run),
+                *(Served(name, store, run=run) for name, store in served.items()),
+                *([_durable(stack, folder / "root", run)] if has_disk else []),
+            ],
             client=[ThroughClient(name, store, run=run) for name, store in served.items()],
             peers=others,
             left_out=left_out,
