@@ -21,6 +21,9 @@ __all__ = ["Bundle", "Payload", "digest_of"]
 
 type Payload = npt.NDArray[np.uint8]
 
+_BLOCK = 256 << 10
+"""Bytes that stay in the cache of a core between being copied and being hashed."""
+
 
 def digest_of(data: bytes | memoryview | Payload) -> bytes:
     """The xxh3-128 of ``data``, 16 bytes."""
@@ -71,11 +74,13 @@ class Bundle:
         """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks and repetitions.
 
         ``identities`` has equal numbers where two leaves are one array.
-        No bytes are copied but those of arrays that are not contiguous and little-endian.
+        No bytes are copied but those of arrays that are not contiguous and little-endian, so the hosts must stay as they
+        are until the bundle is stored.
+        The bundle is not sealed: its digests are taken when its bytes are, see `copied_into` and `sealed`.
         """
         encoded = encoding.encode_all(hosts, identities)
         leaves = tuple(
-            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=e.digest)
+            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=b"")
             for leaf, e in zip(manifest.leaves, encoded, strict=True)
         )
         laid_out = replace(manifest, leaves=leaves).laid_out()
@@ -96,11 +101,45 @@ class Bundle:
         payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
         return cls(manifest=manifest, payloads=payloads, owned=True)
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether every leaf has its digest."""
+        return all(leaf.digest for leaf in self.manifest.leaves)
+
+    def sealed(self) -> Bundle:
+        """The same bundle with the digest of every leaf; raises `InvalidFrame` as `copied_into` does."""
+        if self.is_sealed:
+            return self
+        self._check_lengths()
+        return replace(self, manifest=self._sealed([digest_of(payload) for payload in self.payloads]))
+
     def copied_into(self, segment: Payload) -> Bundle:
-        """The same bundle with its leaves copied into ``segment``, which is ``manifest.nbytes`` long."""
+        """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
+
+        The digests are those of the bytes in the segment, taken while these are in the cache.
+        Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
+        """
+        self._check_lengths()
+        digests = [
+            _copied(payload, segment[leaf.offset : leaf.offset + leaf.nbytes])
+            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
+        ]
+        return Bundle.of_segment(self._sealed(digests), segment)
+
+    def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
-            segment[leaf.offset : leaf.offset + leaf.nbytes] = payload
-        return Bundle.of_segment(self.manifest, segment)
+            if payload.nbytes != leaf.nbytes:
+                raise _damaged(leaf, InvalidFrame)
+
+    def _sealed(self, digests: list[bytes]) -> Manifest:
+        """The manifest with the ``digests`` of the payloads."""
+        leaves = []
+        for leaf in self.manifest.leaves:
+            digest = digests[self.manifest.source(leaf.index).index]
+            if leaf.digest not in (b"", digest):
+                raise _damaged(leaf, InvalidFrame)
+            leaves.append(replace(leaf, digest=digest))
+        return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
         """Raise ``error``, which names the leaf, if any leaf's bytes differ from its digest."""
@@ -108,11 +147,28 @@ class Bundle:
             source = self.manifest.source(leaf.index)
             intact = leaf.digest == source.digest if leaf is not source else self._is_intact(leaf)
             if not intact:
-                raise error(
-                    f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
-                    leaf=leaf.path,
-                    index=leaf.index,
-                )
+                raise _damaged(leaf, error)
 
     def _is_intact(self, leaf: Leaf) -> bool:
         return digest_of(self.payloads[leaf.index]) == leaf.digest
+
+
+def _damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+    return error(
+        f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
+        leaf=leaf.path,
+        index=leaf.index,
+    )
+
+
+def _copied(source: Payload, target: Payload) -> bytes:
+    """Copy ``source`` to ``target`` block by block, and return the digest of what is there now."""
+    if source.nbytes <= _BLOCK:
+        target[:] = source
+        return digest_of(target)
+    digest = xxhash.xxh3_128()
+    for start in range(0, source.nbytes, _BLOCK):
+        block = target[start : start + _BLOCK]
+        block[:] = source[start : start + _BLOCK]
+        digest.update(block)
+    return digest.digest()

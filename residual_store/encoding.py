@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.leaf import Encoding, Leaf
@@ -17,6 +16,7 @@ type Host = npt.NDArray[np.generic]
 type Payload = npt.NDArray[np.uint8]
 
 _BLOCK = 1 << 16
+_SAMPLES = 64
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -26,7 +26,6 @@ class Encoded:
 
     encoding: Encoding
     payload: Payload
-    digest: bytes
     alias_of: int | None = None
     same_array: bool = False
 
@@ -34,11 +33,11 @@ class Encoded:
 def encode_all(hosts: list[Host], identities: list[int]) -> list[Encoded]:
     """Encode the leaves of one bundle in order.
 
-    A repetition is found by identity, or by digest and then byte for byte, so two leaves that merely compare equal,
-    such as 0.0 and -0.0, are never taken for one.
+    A repetition is found by identity, or by a sample of the bytes and then byte for byte, so two leaves that merely
+    compare equal, such as 0.0 and -0.0, are never taken for one.
     """
     first_of: dict[int, int] = {}
-    by_digest: dict[bytes, int] = {}
+    by_sample: dict[bytes, int] = {}
     done: list[Encoded] = []
     for index, (host, identity) in enumerate(zip(hosts, identities, strict=True)):
         source = first_of.setdefault(identity, index)
@@ -46,7 +45,7 @@ def encode_all(hosts: list[Host], identities: list[int]) -> list[Encoded]:
             done.append(_alias(source, done[source], same_array=True))
             continue
         encoded = _encode(host)
-        twin = by_digest.setdefault(encoded.digest, index)
+        twin = by_sample.setdefault(_sample(encoded.payload), index)
         if twin != index and _repeats(encoded, done[twin]):
             first_of[identity] = twin
             encoded = _alias(twin, done[twin], same_array=False)
@@ -57,9 +56,13 @@ def encode_all(hosts: list[Host], identities: list[int]) -> list[Encoded]:
 def _alias(source: int, encoded: Encoded, *, same_array: bool) -> Encoded:
     if encoded.alias_of is not None:
         source = encoded.alias_of
-    return Encoded(
-        encoding="alias", payload=_NOTHING, digest=encoded.digest, alias_of=source, same_array=same_array
-    )
+    return Encoded(encoding="alias", payload=_NOTHING, alias_of=source, same_array=same_array)
+
+
+def _sample(payload: Payload) -> bytes:
+    """What equal payloads have in common: their length, and bytes at places all over them."""
+    step = payload.size // _SAMPLES | 1
+    return payload.size.to_bytes(8) + payload[::step].tobytes() + payload[-_SAMPLES:].tobytes()
 
 
 def _same_layout(one: Host, other: Host) -> bool:
@@ -86,7 +89,7 @@ def _encode(host: Host) -> Encoded:
             encoding, payload = "constant", payload[: host.dtype.itemsize]
         elif host.dtype == np.bool_ and flat.size > 1:
             encoding, payload = "bits", np.packbits(payload, bitorder="little")
-    return Encoded(encoding=encoding, payload=payload, digest=xxhash.xxh3_128_digest(payload))
+    return Encoded(encoding=encoding, payload=payload)
 
 
 def _is_constant(payload: Payload, itemsize: int) -> bool:

@@ -93,6 +93,7 @@ class HttpStore(ClosedAtExit):
         started = time.perf_counter()
         check_ttl(ttl, self.settings)
         check_if_exists(if_exists)
+        bundle = bundle.sealed()
         head = frame_head(bundle.manifest)
         body = _Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}

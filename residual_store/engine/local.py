@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from residual_store.bundle import Bundle, Payload
 from residual_store.closing import ClosedAtExit
-from residual_store.encoding import decode
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog, already_exists
 from residual_store.engine.durable import DurableTier
@@ -26,8 +25,7 @@ from residual_store.engine.root import Root
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
 from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
-from residual_store.manifest import Manifest, encode
-from residual_store.manifest import decode as decode_manifest
+from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
@@ -108,7 +106,9 @@ class LocalStore(ClosedAtExit):
         """
         check_key(key, self.settings)
         check_size(key, manifest, self.settings)
-        self._catalog.existing(stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
+        if self._catalog.may_refuse(key, if_exists):
+            new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
+            self._catalog.existing(new, if_exists)
         return self._memory.allocate(manifest.nbytes)
 
     def put(
@@ -128,11 +128,7 @@ class LocalStore(ClosedAtExit):
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
-            # What comes over a wire was checked when it came in; what is put here must be readable later too.
-            decode_manifest(encode(bundle.manifest), self.settings)
-            bundle.verify(InvalidFrame)
-        if durability == "host" and not bundle.owned:
-            bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
+            bundle = self._taken_in(key, bundle, durability, if_exists)
         with self._writing.of(key):
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
@@ -148,6 +144,20 @@ class LocalStore(ClosedAtExit):
         return receipt_of(
             stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
         )
+
+    def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
+        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
+        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
+            bundle = bundle.copied_into(self._memory.allocate(bundle.manifest.nbytes))
+        elif bundle.is_sealed:
+            bundle.verify(InvalidFrame)
+        else:
+            bundle = bundle.sealed()
+        if durability == "host" and not bundle.owned:
+            bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
+        # What is put here must be readable later too.
+        decode(encode(bundle.manifest), self.settings)
+        return bundle
 
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
@@ -204,8 +214,7 @@ class LocalStore(ClosedAtExit):
         bundle = self._host.get(key, stat.digest)
         if bundle is None:
             return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._memory.allocate))
-        source = bundle.manifest.source(index)
-        return decode(source, bundle.payloads[source.index], as_leaf=bundle.manifest.leaves[index])
+        return bundle.array(index)
 
     def manifest(self, key: str) -> Manifest:
         bundle = self._host.get(key, self.stat(key).digest)

@@ -72,9 +72,8 @@ def _bundle(arrays: dict[str, npt.NDArray[Any]], channels: list[Channel], **fiel
         for index, (path, host) in enumerate(arrays.items())
     )
     manifest = Manifest(leaves=leaves, created=1_700_000_000.25, **fields)
-    return Bundle.encoded(
-        manifest, list(arrays.values()), identities=[id(array) for array in arrays.values()]
-    )
+    identities = [id(array) for array in arrays.values()]
+    return Bundle.encoded(manifest, list(arrays.values()), identities=identities).sealed()
 
 
 def _every_field() -> Bundle:

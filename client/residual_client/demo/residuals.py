@@ -91,11 +91,11 @@ class Kept:
 
     def fetch(self, held: Any, weights: Weights) -> Any:
         # Only what is missing: an array for what the backward does not read would be another treedef, and another trace.
-        held.args_res[0] = jax.tree.map(
-            lambda saved, own: own if isinstance(saved, NotSaveable) else saved,
-            held.args_res[0],
-            weights,
-            is_leaf=is_sentinel,
+        # By position: jax 0.11 holds the leaves of a dict in tuples.
+        saved, tree = jax.tree.flatten(held.args_res[0], is_leaf=is_sentinel)
+        own = jax.tree.leaves(weights)
+        held.args_res[0] = tree.unflatten(
+            [new if isinstance(old, NotSaveable) else old for old, new in zip(saved, own, strict=True)]
         )
         return held
 
