@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
-from residual_client.jax_compat import trace_state_clean
+from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
@@ -153,7 +153,11 @@ class Client(ClosedAtExit):
         return handle
 
     def _forget_dead(self) -> None:
-        """Delete the scratch bundles whose handles are gone; a finalizer must not talk to a server itself."""
+        """Let go of what nobody refers to: memory under dead arrays, and scratch bundles whose handles are gone.
+
+        A finalizer must not talk to a server itself.
+        """
+        release_dead_arrays()
         while self._dead:
             try:
                 self.store.delete(self._dead.popleft())
@@ -179,13 +183,13 @@ class Client(ClosedAtExit):
 
         >>> f_vjp = client.restore(handle, args=(W, None))
         """
-        self._forget_dead()
         key, bundle = self._get(source, wait)
         treedef, placements = self._treedef(source, key, bundle, like)
         return rebuild(bundle, treedef, placements, key=key, args=args, staging=self._staging)
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
+        self._forget_dead()
         if not trace_state_clean():
             raise LeafUnavailable(
                 "a bundle was asked for while JAX traces a function, which would bake its values into the program; "

@@ -22,6 +22,12 @@ from residual_store.settings import Settings
 
 __all__ = ["bundle_of"]
 
+_VERSIONS = {
+    "jax": jax.__version__,
+    "numpy": np.__version__,
+    "residual-store": importlib.metadata.version("residual-store"),
+}
+
 
 def bundle_of(
     vjp: Any,
@@ -57,11 +63,7 @@ def _manifest(
         else digest_of(program.lowered.exported),
         platforms=() if program is None else program.lowered.platforms,
         no_program="it is a scratch bundle" if program is None else program.lowered.no_program,
-        versions={
-            "jax": jax.__version__,
-            "numpy": np.__version__,
-            "residual-store": importlib.metadata.version("residual-store"),
-        },
+        versions=_VERSIONS,
         x64=x64_enabled(),
         function=known.function[: settings.max_path_chars],
         created=time.time(),
