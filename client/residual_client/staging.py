@@ -109,7 +109,8 @@ class Staging:
         On the CPU backend a 64-byte aligned host array becomes the array's own memory, without a copy.
         It lives as long as the array, and nothing that JAX does writes to it; see decision 0014.
         """
-        finals = [_default_sharding() if target is None else target for target in targets]
+        default = _default_sharding()
+        finals = [target or default for target in targets]
         sizes = [
             0 if self.refusal(host.dtype, final, host.nbytes) else host.nbytes
             for host, final in zip(hosts, finals, strict=True)
