@@ -1,7 +1,7 @@
 """What an offload and a restore cost on the accelerator at hand, against plain copies to and from pinned memory.
 
 ``python -m tests.bench.accelerator [--json FILE] [--quick]`` takes the residuals of one transformer block (``block``,
-about 128 MiB of bfloat16; with ``--quick`` about 2 MiB) through an embedded store, on two ways: ``pinned`` and ``plain``,
+about 128 MiB of bfloat16; with ``--quick`` about 7 MiB) through an embedded store, on two ways: ``pinned`` and ``plain``,
 which is what a client does without pinned memory.
 The limits are taken in the same rounds, of the same leaves: ``to_pinned`` and ``from_pinned`` copy them between device
 and pinned memory, ``memcpy`` copies them once on the host.
