@@ -90,6 +90,28 @@ def test_a_restored_leaf_is_the_memory_of_the_bundle(
     assert restored.committed == (device is not None)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "element"),
+    [
+        ("bfloat16", b"\x81\x7f"),
+        ("float16", b"\x01\xfc"),
+        ("float32", b"\x01\x00\xa0\xff"),
+        ("complex64", b"\x01\x00\xa0\x7f\x00\x00\x00\x80"),
+        ("float8_e4m3fn", b"\x7f"),
+        ("int8", b"\x81"),
+        ("bool", b"\x01"),
+    ],
+)
+def test_a_constant_leaf_comes_back_bit_for_bit(client: rc.Client, dtype: str, element: bytes) -> None:
+    """It is one element in the store and is written out for JAX: a signalling NaN with its payload, too."""
+    leaf = jax.device_put(np.frombuffer(element * 4096, jnp.dtype(dtype)).reshape(64, 64))
+    handle = client.offload(_keeping(leaf))
+    assert client.store.manifest(handle.key).leaves[0].encoding == "constant"
+    (restored,) = tree_leaves(client.restore(handle))
+    assert np.asarray(restored).tobytes() == element * 4096
+    assert (restored.dtype, restored.shape) == (leaf.dtype, leaf.shape)
+
+
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_store_stays_as_it_is_when_a_restored_leaf_is_overwritten(client: rc.Client, way: str) -> None:
