@@ -97,6 +97,11 @@ class Settings:
     chunk_bytes: int = _setting(
         8 * MIB, "bytes", "chunk of a large leaf on disk; chunks are written and read in parallel"
     )
+    staging_bytes: int = _setting(
+        1 * GIB,
+        "bytes",
+        "a client copies so much at a time through pinned memory on the way from and to an accelerator, and holds twice as much",
+    )
     page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
     max_wait_seconds: float = _setting(
         60.0,
