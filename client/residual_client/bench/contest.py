@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from residual_client.bench.limits import File, Memcpy, raw_socket
 from residual_client.bench.machine import file_system
@@ -20,7 +18,6 @@ from residual_client.bench.transports import Durable, Served, Transport
 from residual_client.bench.way import Exchange, Way
 from residual_client.local_server import local_server
 from residual_store.errors import InvalidOption, StoreUnavailable
-from residual_store.http_store import HttpStore
 from residual_store.store import Store, open_store
 
 __all__ = ["Contest", "contest"]
@@ -94,10 +91,7 @@ def _clean(store: Store, run: str) -> None:
 
 
 def _over(url: str, *, segments: bool) -> Store:
-    options: dict[str, Any] = {}
-    if "segments" in inspect.signature(HttpStore).parameters:
-        options["segments"] = segments
-    return open_store(url, token=os.environ.get("RESIDUAL_STORE_TOKEN"), **options)
+    return open_store(url, token=os.environ.get("RESIDUAL_STORE_TOKEN"), segments=segments)
 
 
 def _durable(stack: contextlib.ExitStack, root: Path, run: str) -> Durable:

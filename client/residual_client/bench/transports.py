@@ -52,7 +52,7 @@ class Served(Transport):
 
 def detour(transport: str, workload: Workload, receipt: Receipt) -> dict[str, str]:
     """Workload -> why it was not moved over that transport; empty if it was."""
-    taken, why = getattr(receipt, "transport", "http"), getattr(receipt, "transport_note", None)
+    taken, why = receipt.transport, receipt.transport_note
     return {} if taken == transport else {workload.name: why or f"the receipt says {taken}"}
 
 
