@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from residual_store import encoding
+from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.leaf import Leaf
@@ -18,16 +18,6 @@ from residual_store.manifest import Manifest, UserValue, labels
 from residual_store.settings import Settings
 
 __all__ = ["Bundle", "Payload", "digest_of"]
-
-type Payload = npt.NDArray[np.uint8]
-
-_BLOCK = 256 << 10
-"""Bytes that stay in the cache of a core between being copied and being hashed."""
-
-
-def digest_of(data: bytes | memoryview | Payload) -> bytes:
-    """The xxh3-128 of ``data``, 16 bytes."""
-    return xxhash.xxh3_128_digest(data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +111,7 @@ class Bundle:
         """
         self._check_lengths()
         digests = [
-            _copied(payload, segment[leaf.offset : leaf.offset + leaf.nbytes])
+            copy_and_digest(payload, segment[leaf.offset : leaf.offset + leaf.nbytes])
             for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
         ]
         return Bundle.of_segment(self._sealed(digests), segment)
@@ -159,16 +149,3 @@ def _damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
         leaf=leaf.path,
         index=leaf.index,
     )
-
-
-def _copied(source: Payload, target: Payload) -> bytes:
-    """Copy ``source`` to ``target`` block by block, and return the digest of what is there now."""
-    if source.nbytes <= _BLOCK:
-        target[:] = source
-        return digest_of(target)
-    digest = xxhash.xxh3_128()
-    for start in range(0, source.nbytes, _BLOCK):
-        block = target[start : start + _BLOCK]
-        block[:] = source[start : start + _BLOCK]
-        digest.update(block)
-    return digest.digest()
