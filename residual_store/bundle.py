@@ -14,7 +14,7 @@ from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.leaf import Leaf
-from residual_store.manifest import Manifest, UserValue, labels
+from residual_store.manifest import Manifest, UserValue, labels, offsets_of
 from residual_store.settings import Settings
 
 __all__ = ["Bundle", "Payload", "digest_of"]
@@ -44,17 +44,12 @@ class Bundle:
         Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
         """
         hosts = [np.asarray(array) for array in arrays.values()]
-        leaves = tuple(
-            Leaf(
-                index=index,
-                channel="opaque_residuals",
-                path=name,
-                dtype=name_of(host.dtype),
-                shape=host.shape,
-            )
+        plain = Leaf(index=0, channel="opaque_residuals", path="", dtype="", shape=())
+        leaves = [
+            plain.changed(index=index, path=name, dtype=name_of(host.dtype), shape=host.shape)
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
-        )
-        manifest = Manifest(leaves=leaves, created=time.time(), user=labels(user, Settings()))
+        ]
+        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
         return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod
@@ -69,12 +64,20 @@ class Bundle:
         The bundle is not sealed: its digests are taken when its bytes are, see `copied_into` and `sealed`.
         """
         encoded = encoding.encode_all(hosts, identities)
-        leaves = tuple(
-            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=b"")
-            for leaf, e in zip(manifest.leaves, encoded, strict=True)
-        )
-        laid_out = replace(manifest, leaves=leaves).laid_out()
-        return cls(manifest=laid_out, payloads=tuple(e.payload for e in encoded))
+        payloads = tuple([one.payload for one in encoded])
+        offsets = offsets_of(payload.size for payload in payloads)
+        leaves = [
+            leaf.changed(
+                encoding=one.encoding,
+                alias_of=one.alias_of,
+                same_array=one.same_array,
+                offset=offset,
+                nbytes=one.payload.size,
+                digest=b"",
+            )
+            for leaf, one, offset in zip(manifest.leaves, encoded, offsets, strict=True)
+        ]
+        return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)
 
     def array(self, index: int) -> npt.NDArray[np.generic]:
         """The values of one leaf as a host array; raises IndexError.
@@ -128,7 +131,7 @@ class Bundle:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
                 raise _damaged(leaf, InvalidFrame)
-            leaves.append(replace(leaf, digest=digest))
+            leaves.append(leaf.changed(digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:

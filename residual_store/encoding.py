@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ _FIRST_SPAN, _LONGEST_SPAN = _SMALL // _WORD, 1 << 16
 """Words that are compared at first and at most at once, so that both operands stay in the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """One leaf after encoding; an alias has no payload of its own."""
 
     encoding: Encoding
@@ -128,13 +127,13 @@ def _encode(host: Host) -> Encoded:
 
 def _is_constant(payload: Payload, itemsize: int) -> bool:
     """Whether all elements have equal bytes."""
-    start = payload[:_SMALL].tobytes()
-    one = start[:itemsize]
-    if not start.startswith(one, itemsize):
+    first = payload[: 2 * itemsize].tobytes()
+    one = first[:itemsize]
+    if not first.endswith(one):
         return False
-    end = payload[-2 * _WORD :].tobytes()
-    if end != one * (len(end) // itemsize) or start != one * (len(start) // itemsize):
-        return False
+    for part in (payload[-2 * _WORD :].tobytes(), payload[:_SMALL].tobytes()):
+        if part != one * (len(part) // itemsize):
+            return False
     if payload.size <= _SMALL:
         return True
     words = _words(payload)

@@ -157,7 +157,7 @@ class FrameReader:
         yield memoryview(header)
         packed = bytearray(self._manifest_length(header))
         yield memoryview(packed)
-        manifest = decode(memoryview(packed), self._settings)
+        manifest = decode(bytes(packed), self._settings)
         head = _page_end(_HEADER.size + len(packed))
         self._check_length(head + manifest.nbytes)
         yield memoryview(bytearray(head - _HEADER.size - len(packed)))

@@ -5,8 +5,10 @@ It is one msgpack map, read by `decode` with every check of the format page and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import msgpack
@@ -17,7 +19,18 @@ from residual_store.leaf import Aval, Leaf, MeshSharding
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
 
-__all__ = ["ALIGNMENT", "FORMAT", "Argument", "Aval", "Leaf", "Manifest", "decode", "encode"]
+__all__ = [
+    "ALIGNMENT",
+    "FORMAT",
+    "Argument",
+    "Aval",
+    "Leaf",
+    "Manifest",
+    "decode",
+    "encode",
+    "labels",
+    "offsets_of",
+]
 
 FORMAT = 1
 """The format version that this release writes and the only one that it reads."""
@@ -92,12 +105,17 @@ class Manifest:
     out_tree: tuple[Any, ...] = ()
     user: Mapping[str, UserValue] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def packed(self) -> bytes:
+        """The msgpack map of this manifest; `decode` is the inverse."""
+        return _pack(self)
+
+    @cached_property
     def nbytes(self) -> int:
         """Length of the leaf area, from the start of the first leaf to the end of the last one."""
         return max((leaf.offset + leaf.nbytes for leaf in self.leaves), default=0)
 
-    @property
+    @cached_property
     def array_nbytes(self) -> int:
         """Bytes of all leaves as arrays on the host."""
         return sum(leaf.array_nbytes for leaf in self.leaves)
@@ -107,15 +125,27 @@ class Manifest:
         leaf = self.leaves[index]
         return leaf if leaf.alias_of is None else self.leaves[leaf.alias_of]
 
-    def laid_out(self) -> Manifest:
-        """The same manifest with the ``nbytes`` and the ``offset`` of every leaf set."""
-        placed, end = [], 0
-        for leaf in self.leaves:
-            nbytes = leaf.encoded_nbytes
-            offset = _aligned(end) if nbytes else 0
-            end = offset + nbytes if nbytes else end
-            placed.append(replace(leaf, offset=offset, nbytes=nbytes))
-        return replace(self, leaves=tuple(placed))
+
+def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
+    """Where leaves of these lengths in bytes stand: ascending, aligned, no gap beyond padding, and 0 without bytes.
+
+    >>> list(offsets_of([8, 0, 100, 4]))
+    [0, 0, 64, 192]
+    """
+    end = 0
+    for nbytes in lengths:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
+        yield offset
+        end = offset + nbytes if nbytes else end
+
+
+def _pack(manifest: Manifest) -> bytes:
+    content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
+    try:
+        packed: bytes = msgpack.packb(content, use_bin_type=True, default=_content)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
+    return packed
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -124,12 +154,7 @@ def encode(manifest: Manifest) -> bytes:
     >>> decode(encode(Manifest(function="f")), Settings()).function
     'f'
     """
-    content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
-    try:
-        packed: bytes = msgpack.packb(content, use_bin_type=True, default=_content)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
-    return packed
+    return manifest.packed
 
 
 def _content(part: object) -> dict[str, Any]:
@@ -156,9 +181,19 @@ def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, User
     return plain
 
 
-def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
-    """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule."""
-    entry = unpack(data, settings)
+def decode(data: bytes, settings: Settings) -> Manifest:
+    """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule.
+
+    What does not come out as it went in is read again with an eye on keys that stand twice.
+    """
+    with contextlib.suppress(InvalidManifest):
+        manifest = _read(unpack(data, settings, keys_once=False), settings)
+        if manifest.packed == data:
+            return manifest
+    return _read(unpack(data, settings), settings)
+
+
+def _read(entry: Fields, settings: Settings) -> Manifest:
     version = entry.integer("format", 0, 1 << 31)
     if version != FORMAT:
         raise InvalidManifest(
@@ -175,7 +210,12 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
         x64=entry.flag("x64"),
         function=entry.text("function", settings.max_path_chars),
         created=entry.number("created"),
-        leaves=entry.each("leaves", settings.max_leaves, lambda leaf: Leaf.read(leaf, settings)),
+        leaves=entry.each(
+            "leaves",
+            settings.max_leaves,
+            lambda leaf: Leaf.read(leaf, settings),
+            as_written=lambda leaf: Leaf.as_written(leaf, settings),
+        ),
         arguments=entry.each("arguments", settings.max_tree_nodes, lambda one: Argument.read(one, settings)),
         cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
         in_tree=entry.tree("in_tree", settings.max_tree_nodes),
@@ -197,11 +237,10 @@ def _check_leaf_counts(manifest: Manifest) -> None:
 
 
 def _check_layout(manifest: Manifest) -> None:
-    end = 0
-    for index, leaf in enumerate(manifest.leaves):
+    lengths = [leaf.encoded_nbytes for leaf in manifest.leaves]
+    places = zip(manifest.leaves, lengths, offsets_of(lengths), strict=True)
+    for index, (leaf, nbytes, offset) in enumerate(places):
         where = f"leaves[{index}]"
-        nbytes = leaf.encoded_nbytes
-        offset = _aligned(end) if nbytes else 0
         if leaf.index != index:
             raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
         if leaf.nbytes != nbytes:
@@ -213,12 +252,7 @@ def _check_layout(manifest: Manifest) -> None:
                 f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
                 "no overlap and no gap beyond padding"
             )
-        end = offset + nbytes if nbytes else end
         _check_encoding(leaf, manifest.leaves, where)
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _check_encoding(leaf: Leaf, leaves: tuple[Leaf, ...], where: str) -> None:
