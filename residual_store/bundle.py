@@ -25,6 +25,7 @@ class Bundle:
     """A manifest and, for each leaf, its encoded bytes as a one-dimensional uint8 array.
 
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
+    ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -34,6 +35,7 @@ class Bundle:
     manifest: Manifest
     payloads: tuple[Payload, ...]
     owned: bool = False
+    area: Payload | None = None
 
     @classmethod
     def of_arrays(
@@ -94,6 +96,11 @@ class Bundle:
         payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
         return cls(manifest=manifest, payloads=payloads, owned=True)
 
+    @classmethod
+    def of_area(cls, manifest: Manifest, area: Payload) -> Bundle:
+        """The same for a segment whose gaps hold nothing that must not be sent."""
+        return replace(cls.of_segment(manifest, area), area=area[: manifest.nbytes])
+
     @property
     def is_sealed(self) -> bool:
         """Whether every leaf has its digest."""
@@ -113,11 +120,14 @@ class Bundle:
         Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
         """
         self._check_lengths()
-        digests = [
-            copy_and_digest(payload, segment[leaf.offset : leaf.offset + leaf.nbytes])
-            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
-        ]
-        return Bundle.of_segment(self._sealed(digests), segment)
+        digests, end = [], 0
+        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
+            if leaf.offset > end:
+                segment[end : leaf.offset] = 0
+            stop = leaf.offset + leaf.nbytes
+            digests.append(copy_and_digest(payload, segment[leaf.offset : stop]))
+            end = stop or end
+        return Bundle.of_area(self._sealed(digests), segment)
 
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
