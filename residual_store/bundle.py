@@ -13,8 +13,9 @@ from residual_store import encoding
 from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
+from residual_store.layout import offsets_of
 from residual_store.leaf import Leaf
-from residual_store.manifest import Manifest, UserValue, labels, offsets_of
+from residual_store.manifest import Manifest, UserValue, labels
 from residual_store.settings import Settings
 
 __all__ = ["Bundle", "Payload", "digest_of"]

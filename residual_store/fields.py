@@ -16,7 +16,7 @@ from residual_store.errors import InvalidManifest
 from residual_store.settings import Settings
 from residual_store.tree import check_tree
 
-__all__ = ["Fields", "is_shape", "unpack"]
+__all__ = ["Fields", "unpack"]
 
 type Scalar = Any
 
@@ -31,15 +31,19 @@ def unpack(data: bytes, settings: Settings, *, keys_once: bool = True) -> Fields
     With ``keys_once`` a key that stands twice is refused; without, msgpack lets the last one win silently, in half the
     time.
     """
-    count = _Count(settings.max_leaves * _CONTAINERS_PER_LEAF)
-    maps: dict[str, Any] = {"object_pairs_hook": count.pairs} if keys_once else {"object_hook": count.one}
+    most = settings.max_leaves * _CONTAINERS_PER_LEAF
+    count = _Count(most)
+    hooks: dict[str, Any] = {}
+    if keys_once:
+        hooks = {"object_pairs_hook": count.pairs, "list_hook": count.one}
+    elif len(data) > most:
+        hooks = {"object_hook": count.one, "list_hook": count.one}
     try:
         content = msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
-            **maps,
-            list_hook=count.one,
+            **hooks,
             max_str_len=max(settings.max_path_chars, settings.max_user_chars) * 4,
             max_bin_len=settings.max_path_chars * 4,
             max_array_len=settings.max_tree_nodes,
@@ -149,7 +153,7 @@ class Fields:
 
     def shape(self, name: str, max_rank: int) -> tuple[int, ...]:
         sizes = self._take(name)
-        if type(sizes) is not list or not is_shape(sizes, max_rank):
+        if type(sizes) is not list or len(sizes) > max_rank or not _is_shape(sizes):
             wanted = f"a list of at most {max_rank} integers of 0 or more whose product is below 2**62"
             raise self._refuse(name, sizes, wanted)
         return tuple(sizes)
@@ -176,27 +180,18 @@ class Fields:
     def optional[T](self, name: str, read: Callable[[Fields], T]) -> T | None:
         return None if self._absent(name) else self._one(name, self._take(name), read)
 
-    def each[T](
-        self,
-        name: str,
-        most: int,
-        read: Callable[[Fields], T],
-        *,
-        as_written: Callable[[dict[str, Any]], T | None] = lambda content: None,
-    ) -> tuple[T, ...]:
-        """A list of maps; ``as_written`` may read the common ones in less time than ``read``, and leaves the others be."""
+    def each[T](self, name: str, most: int, read: Callable[[Fields], T]) -> tuple[T, ...]:
+        entries = self.maps(name, most)
+        return tuple([self._one(f"{name}[{index}]", content, read) for index, content in enumerate(entries)])
+
+    def maps(self, name: str, most: int) -> list[Any]:
+        """A list whose entries are still to be read."""
         entries = self._take(name)
         if type(entries) is not list:
             raise self._refuse(name, entries, "a list of maps")
         if len(entries) > most:
             raise InvalidManifest(f"{self._where}{name} has {len(entries)} entries; the limit is {most}")
-        return tuple(
-            [
-                (as_written(content) if type(content) is dict else None)
-                or self._one(f"{name}[{index}]", content, read)
-                for index, content in enumerate(entries)
-            ]
-        )
+        return entries
 
     def _one[T](self, name: str, content: object, read: Callable[[Fields], T]) -> T:
         if type(content) is not dict:
@@ -233,10 +228,7 @@ class Fields:
         return False
 
 
-def is_shape(sizes: list[Any], max_rank: int) -> bool:
-    """Whether ``sizes`` are those of an array, whose product fits into a signed 64-bit integer."""
-    if len(sizes) > max_rank:
-        return False
+def _is_shape(sizes: list[Any]) -> bool:
     product = 1
     for size in sizes:
         if type(size) is not int or not 0 <= size < 1 << 62:

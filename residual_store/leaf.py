@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from residual_store import dtypes
 from residual_store.errors import InvalidManifest
-from residual_store.fields import Fields, is_shape
+from residual_store.fields import Fields
 from residual_store.settings import Settings
 
 __all__ = ["Aval", "Channel", "Encoding", "Leaf", "MeshSharding"]
@@ -21,9 +20,6 @@ type Kind = Literal["array", "key"]
 _ENCODINGS = ("raw", "constant", "bits", "alias")
 _CHANNELS = ("args_res", "opaque_residuals", "structured_residuals")
 _KINDS = ("array", "key")
-
-MOST_BYTES = 1 << 62
-"""Above any length or offset in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,36 +149,6 @@ class Leaf:
         return Leaf.of_fields(vars(self) | changes)
 
     @classmethod
-    def as_written(cls, content: dict[str, Any], settings: Settings) -> Leaf | None:
-        """The leaf of an entry as this release writes it, without a sharding; None for any other, which may be wrong.
-
-        `read` is the one that knows all that is right, and says what is wrong.
-        """
-        if [*content] != _NAMES or tuple(map(type, content.values())) not in _TYPES:
-            return None
-        index, channel, path, kind, dtype, shape, encoding, alias_of, *places = content.values()
-        _, offset, nbytes, digest, shards, _, _, memory_kind, _, key_impl = places
-        if (
-            0 <= index <= settings.max_leaves
-            and channel in _CHANNELS
-            and len(path) <= settings.max_path_chars
-            and kind in _KINDS
-            and dtype in dtypes.DTYPES
-            and is_shape(shape, settings.max_rank)
-            and encoding in _ENCODINGS
-            and (alias_of is None or 0 <= alias_of <= settings.max_leaves)
-            and 0 <= offset <= MOST_BYTES
-            and 0 <= nbytes <= MOST_BYTES
-            and len(digest) == 16
-            and not shards
-            and (memory_kind is None or len(memory_kind) <= 64)
-            and (key_impl is None or len(key_impl) <= 64)
-        ):
-            content["shape"], content["shards"] = tuple(shape), ()
-            return cls.of_fields(content)
-        return None
-
-    @classmethod
     def read(cls, entry: Fields, settings: Settings) -> Leaf:
         return cls(
             index=entry.integer("index", 0, settings.max_leaves),
@@ -194,8 +160,8 @@ class Leaf:
             encoding=cast("Encoding", entry.choice("encoding", _ENCODINGS)),
             alias_of=entry.optional_integer("alias_of", 0, settings.max_leaves),
             same_array=entry.flag("same_array"),
-            offset=entry.integer("offset", 0, MOST_BYTES),
-            nbytes=entry.integer("nbytes", 0, MOST_BYTES),
+            offset=entry.integer("offset", 0, 1 << 62),
+            nbytes=entry.integer("nbytes", 0, 1 << 62),
             digest=entry.binary("digest", 16),
             shards=entry.empty_list("shards"),
             weak_type=entry.flag("weak_type"),
@@ -204,26 +170,3 @@ class Leaf:
             sharding=entry.optional("sharding", lambda inner: MeshSharding.read(inner, settings)),
             key_impl=entry.optional_text("key_impl", 64),
         )
-
-
-_NAMES = [field.name for field in fields(Leaf)]
-_OPTIONAL = (type(None), str)
-_TYPES = frozenset(
-    itertools.product(
-        *[
-            (int,),
-            (str,),
-            (str,),
-            (str,),
-            (str,),
-            (list,),
-            (str,),
-            (type(None), int),
-            (bool,),
-            (int,),
-            (int,),
-        ],
-        *[(bytes,), (list,), (bool,), (bool,), _OPTIONAL, (type(None),), _OPTIONAL],
-    )
-)
-"""The types of the fields of a leaf without a sharding; compared as a whole, True does not pass for 1."""

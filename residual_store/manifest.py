@@ -6,21 +6,22 @@ It is one msgpack map, read by `decode` with every check of the format page and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, cast
 
 import msgpack
 
+from residual_store.canonical import guessed_leaves
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
+from residual_store.layout import check_layout
 from residual_store.leaf import Aval, Leaf, MeshSharding
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
 
 __all__ = [
-    "ALIGNMENT",
     "FORMAT",
     "Argument",
     "Aval",
@@ -29,14 +30,10 @@ __all__ = [
     "decode",
     "encode",
     "labels",
-    "offsets_of",
 ]
 
 FORMAT = 1
 """The format version that this release writes and the only one that it reads."""
-
-ALIGNMENT = 64
-"""Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
 
 type State = Literal["saved", "not_needed", "not_saveable"]
 type UserValue = str | int | float | bool
@@ -126,19 +123,6 @@ class Manifest:
         return leaf if leaf.alias_of is None else self.leaves[leaf.alias_of]
 
 
-def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
-    """Where leaves of these lengths in bytes stand: ascending, aligned, no gap beyond padding, and 0 without bytes.
-
-    >>> list(offsets_of([8, 0, 100, 4]))
-    [0, 0, 64, 192]
-    """
-    end = 0
-    for nbytes in lengths:
-        offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
-        yield offset
-        end = offset + nbytes if nbytes else end
-
-
 def _pack(manifest: Manifest) -> bytes:
     content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
     try:
@@ -184,16 +168,25 @@ def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, User
 def decode(data: bytes, settings: Settings) -> Manifest:
     """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule.
 
-    What does not come out as it went in is read again with an eye on keys that stand twice.
+    What `encode` wrote comes out as it went in, and is proved right by that; anything else is read field by field.
     """
-    with contextlib.suppress(InvalidManifest):
-        manifest = _read(unpack(data, settings, keys_once=False), settings)
-        if manifest.packed == data:
-            return manifest
-    return _read(unpack(data, settings), settings)
+    with contextlib.suppress(InvalidManifest, TypeError, ValueError, AttributeError):
+        entry = unpack(data, settings, keys_once=False)
+        leaves = guessed_leaves(entry.maps("leaves", settings.max_leaves), settings)
+        guess = _read(entry, settings, lambda: leaves)
+        if guess.packed == data:
+            return guess
+    entry = unpack(data, settings)
+    manifest = _read(
+        entry,
+        settings,
+        lambda: entry.each("leaves", settings.max_leaves, lambda leaf: Leaf.read(leaf, settings)),
+    )
+    check_layout(manifest.leaves)
+    return manifest
 
 
-def _read(entry: Fields, settings: Settings) -> Manifest:
+def _read(entry: Fields, settings: Settings, leaves: Callable[[], tuple[Leaf, ...]]) -> Manifest:
     version = entry.integer("format", 0, 1 << 31)
     if version != FORMAT:
         raise InvalidManifest(
@@ -210,12 +203,7 @@ def _read(entry: Fields, settings: Settings) -> Manifest:
         x64=entry.flag("x64"),
         function=entry.text("function", settings.max_path_chars),
         created=entry.number("created"),
-        leaves=entry.each(
-            "leaves",
-            settings.max_leaves,
-            lambda leaf: Leaf.read(leaf, settings),
-            as_written=lambda leaf: Leaf.as_written(leaf, settings),
-        ),
+        leaves=leaves(),
         arguments=entry.each("arguments", settings.max_tree_nodes, lambda one: Argument.read(one, settings)),
         cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
         in_tree=entry.tree("in_tree", settings.max_tree_nodes),
@@ -223,7 +211,6 @@ def _read(entry: Fields, settings: Settings) -> Manifest:
         user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, *_LABELS),
     )
     entry.finish()
-    _check_layout(manifest)
     _check_leaf_counts(manifest)
     return manifest
 
@@ -234,40 +221,3 @@ def _check_leaf_counts(manifest: Manifest) -> None:
         count = len(getattr(manifest, name))
         if leaf_count(nodes) != count:
             raise InvalidManifest(f"{name} has {count} entries and its tree has {leaf_count(nodes)} leaves")
-
-
-def _check_layout(manifest: Manifest) -> None:
-    lengths = [leaf.encoded_nbytes for leaf in manifest.leaves]
-    places = zip(manifest.leaves, lengths, offsets_of(lengths), strict=True)
-    for index, (leaf, nbytes, offset) in enumerate(places):
-        where = f"leaves[{index}]"
-        if leaf.index != index:
-            raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
-        if leaf.nbytes != nbytes:
-            raise InvalidManifest(
-                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
-            )
-        if leaf.offset != offset:
-            raise InvalidManifest(
-                f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
-                "no overlap and no gap beyond padding"
-            )
-        _check_encoding(leaf, manifest.leaves, where)
-
-
-def _check_encoding(leaf: Leaf, leaves: tuple[Leaf, ...], where: str) -> None:
-    if (leaf.alias_of is None) == (leaf.encoding == "alias"):
-        raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
-    if leaf.encoding == "bits" and leaf.dtype != "bool":
-        raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
-    if leaf.encoding == "constant" and not leaf.array_nbytes:
-        raise InvalidManifest(f"{where} is a constant without an element")
-    if leaf.kind == "key" and leaf.key_impl is None:
-        raise InvalidManifest(f"{where} is a PRNG key without key_impl")
-    if leaf.alias_of is not None:
-        if leaf.alias_of >= leaf.index or leaves[leaf.alias_of].encoding == "alias":
-            raise InvalidManifest(
-                f"{where}.alias_of is {leaf.alias_of}; it must be an earlier leaf that has bytes"
-            )
-        if leaves[leaf.alias_of].array_nbytes != leaf.array_nbytes:
-            raise InvalidManifest(f"{where} and leaves[{leaf.alias_of}], which it repeats, differ in size")
