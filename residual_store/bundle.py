@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +48,13 @@ class Bundle:
         Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
         """
         hosts = [np.asarray(array) for array in arrays.values()]
-        plain = Leaf(index=0, channel="opaque_residuals", path="", dtype="", shape=())
-        leaves = [
-            plain.changed(index=index, path=name, dtype=name_of(host.dtype), shape=host.shape)
+        plain = vars(Leaf(index=0, channel="opaque_residuals", path="", dtype="", shape=()))
+        described = [
+            plain | {"index": index, "path": name, "dtype": name_of(host.dtype), "shape": host.shape}
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
         ]
-        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
-        return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
+        manifest = Manifest(created=time.time(), user=labels(user, Settings()))
+        return cls._encoded(manifest, described, hosts, list(map(id, arrays.values())))
 
     @classmethod
     def encoded(
@@ -64,21 +65,37 @@ class Bundle:
         ``identities`` has equal numbers where two leaves are one array.
         No bytes are copied but those of arrays that are not contiguous and little-endian, so the hosts must stay as they
         are until the bundle is stored.
-        The bundle is not sealed: its digests are taken when its bytes are, see `copied_into` and `sealed`.
+        Large leaves have no digest yet: it is taken when their bytes are, see `copied_into` and `sealed`.
         """
+        return cls._encoded(manifest, list(map(vars, manifest.leaves)), hosts, identities)
+
+    @classmethod
+    def _encoded(
+        cls,
+        manifest: Manifest,
+        described: list[dict[str, Any]],
+        hosts: list[npt.NDArray[np.generic]],
+        identities: list[int],
+    ) -> Bundle:
+        """The bundle of ``manifest``, with leaves that have the fields ``described`` and the values ``hosts``."""
         encoded = encoding.encode_all(hosts, identities)
         payloads = tuple([one.payload for one in encoded])
-        offsets = offsets_of(payload.size for payload in payloads)
+        lengths = [payload.size for payload in payloads]
         leaves = [
-            leaf.changed(
-                encoding=one.encoding,
-                alias_of=one.alias_of,
-                same_array=one.same_array,
-                offset=offset,
-                nbytes=one.payload.size,
-                digest=b"",
+            Leaf.of_fields(
+                {
+                    **fields,
+                    "encoding": one.encoding,
+                    "alias_of": one.alias_of,
+                    "same_array": one.same_array,
+                    "offset": offset,
+                    "nbytes": nbytes,
+                    "digest": one.digest,
+                }
             )
-            for leaf, one, offset in zip(manifest.leaves, encoded, offsets, strict=True)
+            for fields, one, nbytes, offset in zip(
+                described, encoded, lengths, offsets_of(lengths), strict=True
+            )
         ]
         return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)
 
@@ -107,12 +124,16 @@ class Bundle:
         """Whether every leaf has its digest."""
         return all(leaf.digest for leaf in self.manifest.leaves)
 
-    def sealed(self) -> Bundle:
-        """The same bundle with the digest of every leaf; raises `InvalidFrame` as `copied_into` does."""
-        if self.is_sealed:
+    def sealed(self, *, check: bool = False) -> Bundle:
+        """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
+        if self.is_sealed and not check:
             return self
         self._check_lengths()
-        return replace(self, manifest=self._sealed([digest_of(payload) for payload in self.payloads]))
+        digests = [
+            digest_of(payload) if check or not leaf.digest else leaf.digest
+            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
+        ]
+        return replace(self, manifest=self._sealed(digests))
 
     def copied_into(self, segment: Payload) -> Bundle:
         """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
@@ -137,12 +158,14 @@ class Bundle:
 
     def _sealed(self, digests: list[bytes]) -> Manifest:
         """The manifest with the ``digests`` of the payloads."""
+        if digests == [leaf.digest for leaf in self.manifest.leaves]:
+            return self.manifest
         leaves = []
         for leaf in self.manifest.leaves:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
                 raise _damaged(leaf, InvalidFrame)
-            leaves.append(leaf.changed(digest=digest))
+            leaves.append(leaf if leaf.digest else leaf.changed(digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:

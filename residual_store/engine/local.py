@@ -23,7 +23,7 @@ from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.root import Root
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
+from residual_store.errors import InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
@@ -149,10 +149,8 @@ class LocalStore(ClosedAtExit):
         """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
         if durability == "host" and not self._catalog.may_refuse(key, if_exists):
             bundle = bundle.copied_into(self._memory.allocate(bundle.manifest.nbytes))
-        elif bundle.is_sealed:
-            bundle.verify(InvalidFrame)
         else:
-            bundle = bundle.sealed()
+            bundle = bundle.sealed(check=True)
         if durability == "host" and not bundle.owned:
             bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
         # What is put here must be readable later too.
