@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,13 +47,18 @@ class Bundle:
         Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
         """
         hosts = [np.asarray(array) for array in arrays.values()]
-        plain = vars(Leaf(index=0, channel="opaque_residuals", path="", dtype="", shape=()))
-        described = [
-            plain | {"index": index, "path": name, "dtype": name_of(host.dtype), "shape": host.shape}
+        leaves = [
+            Leaf(
+                index=index,
+                channel="opaque_residuals",
+                path=name,
+                dtype=name_of(host.dtype),
+                shape=host.shape,
+            )
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
         ]
-        manifest = Manifest(created=time.time(), user=labels(user, Settings()))
-        return cls._encoded(manifest, described, hosts, list(map(id, arrays.values())))
+        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
+        return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod
     def encoded(
@@ -67,34 +71,20 @@ class Bundle:
         are until the bundle is stored.
         Large leaves have no digest yet: it is taken when their bytes are, see `copied_into` and `sealed`.
         """
-        return cls._encoded(manifest, list(map(vars, manifest.leaves)), hosts, identities)
-
-    @classmethod
-    def _encoded(
-        cls,
-        manifest: Manifest,
-        described: list[dict[str, Any]],
-        hosts: list[npt.NDArray[np.generic]],
-        identities: list[int],
-    ) -> Bundle:
-        """The bundle of ``manifest``, with leaves that have the fields ``described`` and the values ``hosts``."""
         encoded = encoding.encode_all(hosts, identities)
         payloads = tuple([one.payload for one in encoded])
         lengths = [payload.size for payload in payloads]
         leaves = [
-            Leaf.of_fields(
-                {
-                    **fields,
-                    "encoding": one.encoding,
-                    "alias_of": one.alias_of,
-                    "same_array": one.same_array,
-                    "offset": offset,
-                    "nbytes": nbytes,
-                    "digest": one.digest,
-                }
+            leaf.changed(
+                encoding=one.encoding,
+                alias_of=one.alias_of,
+                same_array=one.same_array,
+                offset=offset,
+                nbytes=nbytes,
+                digest=one.digest,
             )
-            for fields, one, nbytes, offset in zip(
-                described, encoded, lengths, offsets_of(lengths), strict=True
+            for leaf, one, nbytes, offset in zip(
+                manifest.leaves, encoded, lengths, offsets_of(lengths), strict=True
             )
         ]
         return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)

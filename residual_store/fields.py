@@ -7,7 +7,7 @@ What no reader asked for is refused at the end, so a misspelt or smuggled field 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -16,7 +16,7 @@ from residual_store.errors import InvalidManifest
 from residual_store.settings import Settings
 from residual_store.tree import check_tree
 
-__all__ = ["Fields", "unpack"]
+__all__ = ["Fields", "is_shape", "unpack"]
 
 type Scalar = Any
 
@@ -24,26 +24,20 @@ _MISSING = object()
 _CONTAINERS_PER_LEAF = 10
 
 
-def unpack(data: bytes, settings: Settings, *, keys_once: bool = True) -> Fields:
+def unpack(data: bytes, settings: Settings) -> Fields:
     """The one map in ``data``; raises `InvalidManifest` for anything else.
 
-    Containers are counted because an empty one takes a byte in ``data`` and a hundred in memory.
-    With ``keys_once`` a key that stands twice is refused; without, msgpack lets the last one win silently, in half the
-    time.
+    Duplicate keys are refused here because msgpack lets the last one win silently, and containers are counted because
+    an empty one takes a byte in ``data`` and a hundred in memory.
     """
-    most = settings.max_leaves * _CONTAINERS_PER_LEAF
-    count = _Count(most)
-    hooks: dict[str, Any] = {}
-    if keys_once:
-        hooks = {"object_pairs_hook": count.pairs, "list_hook": count.one}
-    elif len(data) > most:
-        hooks = {"object_hook": count.one, "list_hook": count.one}
+    count = _Count(settings.max_leaves * _CONTAINERS_PER_LEAF)
     try:
         content = msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
-            **hooks,
+            object_pairs_hook=count.pairs,
+            list_hook=count.items,
             max_str_len=max(settings.max_path_chars, settings.max_user_chars) * 4,
             max_bin_len=settings.max_path_chars * 4,
             max_array_len=settings.max_tree_nodes,
@@ -67,16 +61,16 @@ class _Count:
         self._limit = limit
         self._left = limit
 
-    def one[T](self, container: T) -> T:
+    def items(self, items: list[Any]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
             raise InvalidManifest(
                 f"the manifest has more than {self._limit} maps and lists, 10 for each of max_leaves"
             )
-        return container
+        return items
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        self.one(pairs)
+        self.items(pairs)
         content = dict(pairs)
         if len(content) != len(pairs):
             raise InvalidManifest("a map of the manifest has a key twice")
@@ -153,7 +147,7 @@ class Fields:
 
     def shape(self, name: str, max_rank: int) -> tuple[int, ...]:
         sizes = self._take(name)
-        if type(sizes) is not list or len(sizes) > max_rank or not _is_shape(sizes):
+        if type(sizes) is not list or not is_shape(sizes, max_rank):
             wanted = f"a list of at most {max_rank} integers of 0 or more whose product is below 2**62"
             raise self._refuse(name, sizes, wanted)
         return tuple(sizes)
@@ -181,17 +175,12 @@ class Fields:
         return None if self._absent(name) else self._one(name, self._take(name), read)
 
     def each[T](self, name: str, most: int, read: Callable[[Fields], T]) -> tuple[T, ...]:
-        entries = self.maps(name, most)
-        return tuple([self._one(f"{name}[{index}]", content, read) for index, content in enumerate(entries)])
-
-    def maps(self, name: str, most: int) -> list[Any]:
-        """A list whose entries are still to be read."""
         entries = self._take(name)
         if type(entries) is not list:
             raise self._refuse(name, entries, "a list of maps")
         if len(entries) > most:
             raise InvalidManifest(f"{self._where}{name} has {len(entries)} entries; the limit is {most}")
-        return entries
+        return tuple([self._one(f"{name}[{index}]", content, read) for index, content in enumerate(entries)])
 
     def _one[T](self, name: str, content: object, read: Callable[[Fields], T]) -> T:
         if type(content) is not dict:
@@ -228,7 +217,10 @@ class Fields:
         return False
 
 
-def _is_shape(sizes: list[Any]) -> bool:
+def is_shape(sizes: Sequence[Any], max_rank: int) -> bool:
+    """Whether these are the sizes of an array, with a product that fits into a signed 64-bit integer."""
+    if len(sizes) > max_rank:
+        return False
     product = 1
     for size in sizes:
         if type(size) is not int or not 0 <= size < 1 << 62:

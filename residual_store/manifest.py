@@ -6,18 +6,18 @@ It is one msgpack map, read by `decode` with every check of the format page and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import msgpack
+import msgspec
 
-from residual_store.canonical import guessed_leaves
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
 from residual_store.layout import check_layout
-from residual_store.leaf import Aval, Leaf, MeshSharding
+from residual_store.leaf import Aval, Entry, Leaf
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
 
@@ -42,8 +42,7 @@ _LABELS = (str, bool, int, float)
 _STATES = ("saved", "not_needed", "not_saveable")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Argument:
+class Argument(Entry, frozen=True, kw_only=True):
     """One leaf of the argument tree: its path, its state, and what must be given back at restore.
 
     ``needed`` says whether the backward reads it: of two arguments that are one array, JAX reads only the last.
@@ -62,8 +61,15 @@ class Argument:
         """Whether the backward cannot run until this argument is given back."""
         return self.state == "not_saveable" and self.needed
 
+    def fits(self, settings: Settings) -> bool:
+        return (
+            len(self.path) <= settings.max_path_chars
+            and (self.aval is None or self.aval.fits(settings))
+            and (self.digest is None or len(self.digest) == 16)
+        )
+
     @classmethod
-    def read(cls, entry: Fields, settings: Settings) -> Argument:
+    def read(cls, entry: Fields, settings: Settings) -> Self:
         return cls(
             path=entry.text("path", settings.max_path_chars),
             state=cast("State", entry.choice("state", _STATES)),
@@ -123,15 +129,6 @@ class Manifest:
         return leaf if leaf.alias_of is None else self.leaves[leaf.alias_of]
 
 
-def _pack(manifest: Manifest) -> bytes:
-    content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
-    try:
-        packed: bytes = msgpack.packb(content, use_bin_type=True, default=_content)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
-    return packed
-
-
 def encode(manifest: Manifest) -> bytes:
     """The msgpack map of a manifest; `decode` is its inverse.
 
@@ -141,10 +138,31 @@ def encode(manifest: Manifest) -> bytes:
     return manifest.packed
 
 
-def _content(part: object) -> dict[str, Any]:
-    if isinstance(part, Leaf | Argument | Aval | MeshSharding):
-        return vars(part)
+def _pack(manifest: Manifest) -> bytes:
+    try:
+        return _map({name: _packed(name, getattr(manifest, name)) for name in _NAMES})
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
+
+
+def _packed(name: str, value: object) -> bytes:
+    if name in _ENTRIES:
+        return msgspec.msgpack.encode(value, enc_hook=_refuse)
+    packed: bytes = msgpack.packb(value, default=_refuse)
+    return packed
+
+
+def _refuse(part: object) -> Any:
     raise InvalidManifest(f"a {type(part).__name__} cannot stand in a manifest: {ascii(part)[:60]}")
+
+
+def _map(packed: Mapping[str, bytes | msgspec.Raw]) -> bytes:
+    """The msgpack map of values that are packed already."""
+    packer = msgpack.Packer()
+    parts = [packer.pack_map_header(len(packed))]
+    for name, value in packed.items():
+        parts += packer.pack(name), value
+    return b"".join(parts)
 
 
 def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, UserValue]:
@@ -168,25 +186,41 @@ def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, User
 def decode(data: bytes, settings: Settings) -> Manifest:
     """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule.
 
-    What `encode` wrote comes out as it went in, and is proved right by that; anything else is read field by field.
+    What comes out as it went in was written by `encode`; anything else is read again, field by field.
     """
-    with contextlib.suppress(InvalidManifest, TypeError, ValueError, AttributeError):
-        entry = unpack(data, settings, keys_once=False)
-        leaves = guessed_leaves(entry.maps("leaves", settings.max_leaves), settings)
-        guess = _read(entry, settings, lambda: leaves)
-        if guess.packed == data:
-            return guess
+    with contextlib.suppress(InvalidManifest, msgspec.DecodeError, RecursionError):
+        manifest = _decode_as_written(data, settings)
+        if manifest.packed == data:
+            return manifest
     entry = unpack(data, settings)
-    manifest = _read(
-        entry,
-        settings,
-        lambda: entry.each("leaves", settings.max_leaves, lambda leaf: Leaf.read(leaf, settings)),
-    )
-    check_layout(manifest.leaves)
-    return manifest
+
+    def each[T: Entry](name: str, kind: type[T], most: int) -> tuple[T, ...]:
+        return entry.each(name, most, lambda inner: kind.read(inner, settings))
+
+    return _read(entry, each, settings)
 
 
-def _read(entry: Fields, settings: Settings, leaves: Callable[[], tuple[Leaf, ...]]) -> Manifest:
+def _decode_as_written(data: bytes, settings: Settings) -> Manifest:
+    """The manifest in ``data``, its entries read by msgspec, which has no eye for keys that stand twice."""
+    wire = _DECODER.decode(data)
+    rest = {name: getattr(wire, name) for name in _NAMES if name not in _ENTRIES}
+
+    def each[T: Entry](name: str, kind: type[T], most: int) -> tuple[T, ...]:
+        entries: tuple[T, ...] = getattr(wire, name)
+        if len(entries) > most or not all(entry.fits(settings) for entry in entries):
+            raise InvalidManifest(f"{name} is beyond a limit")
+        return entries
+
+    return _read(unpack(_map(rest), settings), each, settings)
+
+
+class _Each(Protocol):
+    """Reads a list of entries of one ``kind``, ``most`` at most."""
+
+    def __call__[T: Entry](self, name: str, kind: type[T], most: int) -> tuple[T, ...]: ...
+
+
+def _read(entry: Fields, each: _Each, settings: Settings) -> Manifest:
     version = entry.integer("format", 0, 1 << 31)
     if version != FORMAT:
         raise InvalidManifest(
@@ -203,14 +237,15 @@ def _read(entry: Fields, settings: Settings, leaves: Callable[[], tuple[Leaf, ..
         x64=entry.flag("x64"),
         function=entry.text("function", settings.max_path_chars),
         created=entry.number("created"),
-        leaves=leaves(),
-        arguments=entry.each("arguments", settings.max_tree_nodes, lambda one: Argument.read(one, settings)),
-        cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
+        leaves=each("leaves", Leaf, settings.max_leaves),
+        arguments=each("arguments", Argument, settings.max_tree_nodes),
+        cotangents=each("cotangents", Aval, settings.max_tree_nodes),
         in_tree=entry.tree("in_tree", settings.max_tree_nodes),
         out_tree=entry.tree("out_tree", settings.max_tree_nodes),
         user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, *_LABELS),
     )
     entry.finish()
+    check_layout(manifest.leaves)
     _check_leaf_counts(manifest)
     return manifest
 
@@ -221,3 +256,13 @@ def _check_leaf_counts(manifest: Manifest) -> None:
         count = len(getattr(manifest, name))
         if leaf_count(nodes) != count:
             raise InvalidManifest(f"{name} has {count} entries and its tree has {leaf_count(nodes)} leaves")
+
+
+_ENTRIES = {"leaves": tuple[Leaf, ...], "arguments": tuple[Argument, ...], "cotangents": tuple[Aval, ...]}
+_NAMES = [entry.name for entry in fields(Manifest)]
+_DECODER = msgspec.msgpack.Decoder(
+    msgspec.defstruct(
+        "Wire", [(name, _ENTRIES.get(name, msgspec.Raw)) for name in _NAMES], forbid_unknown_fields=True
+    )
+)
+"""Reads the entries, and leaves the other fields packed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -151,8 +151,7 @@ def leaf_of(index: int, residual: Residual) -> Leaf:
     if not is_key(value):
         return leaf
     data = jax.eval_shape(jax.random.key_data, value)
-    return replace(
-        leaf,
+    return leaf.changed(
         kind="key",
         key_impl=key_impl(value.dtype),
         dtype=name_of(np.dtype(data.dtype)),
