@@ -8,29 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from residual_store import encoding
+from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
+from residual_store.layout import offsets_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue, labels
 from residual_store.place import Place
 from residual_store.settings import Settings
 
-__all__ = ["DIGEST_BYTES", "Bundle", "Payload", "damaged", "digest_of"]
-
-type Payload = npt.NDArray[np.uint8]
-
-DIGEST_BYTES = 16
-
-_BLOCK = 256 << 10
-"""Bytes that stay in the cache of a core between being copied and being hashed."""
-
-
-def digest_of(data: bytes | memoryview | Payload) -> bytes:
-    """The xxh3-128 of ``data``, 16 bytes."""
-    return xxhash.xxh3_128_digest(data)
+__all__ = ["Bundle", "Payload", "damaged", "digest_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +28,7 @@ class Bundle:
 
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
     ``place`` says where other processes of this host find the leaf area, if they can.
+    ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -49,6 +39,7 @@ class Bundle:
     payloads: tuple[Payload, ...]
     owned: bool = False
     place: Place | None = None
+    area: Payload | None = None
 
     @classmethod
     def of_arrays(
@@ -59,7 +50,7 @@ class Bundle:
         Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
         """
         hosts = [np.asarray(array) for array in arrays.values()]
-        leaves = tuple(
+        leaves = [
             Leaf(
                 index=index,
                 channel="opaque_residuals",
@@ -68,8 +59,8 @@ class Bundle:
                 shape=host.shape,
             )
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
-        )
-        manifest = Manifest(leaves=leaves, created=time.time(), user=labels(user, Settings()))
+        ]
+        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
         return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod
@@ -81,15 +72,25 @@ class Bundle:
         ``identities`` has equal numbers where two leaves are one array.
         No bytes are copied but those of arrays that are not contiguous and little-endian, so the hosts must stay as they
         are until the bundle is stored.
-        The bundle is not sealed: its digests are taken when its bytes are, see `copied_into` and `sealed`.
+        Large leaves have no digest yet: it is taken when their bytes are, see `copied_into` and `sealed`.
         """
         encoded = encoding.encode_all(hosts, identities)
-        leaves = tuple(
-            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=b"")
-            for leaf, e in zip(manifest.leaves, encoded, strict=True)
-        )
-        laid_out = replace(manifest, leaves=leaves).laid_out()
-        return cls(manifest=laid_out, payloads=tuple(e.payload for e in encoded))
+        payloads = tuple([one.payload for one in encoded])
+        lengths = [payload.size for payload in payloads]
+        leaves = [
+            leaf.changed(
+                encoding=one.encoding,
+                alias_of=one.alias_of,
+                same_array=one.same_array,
+                offset=offset,
+                nbytes=nbytes,
+                digest=one.digest,
+            )
+            for leaf, one, nbytes, offset in zip(
+                manifest.leaves, encoded, lengths, offsets_of(lengths), strict=True
+            )
+        ]
+        return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)
 
     def array(self, index: int) -> npt.NDArray[np.generic]:
         """The values of one leaf as a host array; raises IndexError.
@@ -106,17 +107,26 @@ class Bundle:
         payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
         return cls(manifest=manifest, payloads=payloads, owned=True)
 
+    @classmethod
+    def of_area(cls, manifest: Manifest, area: Payload) -> Bundle:
+        """The same for a segment whose gaps hold nothing that must not be sent."""
+        return replace(cls.of_segment(manifest, area), area=area[: manifest.nbytes])
+
     @property
     def is_sealed(self) -> bool:
         """Whether every leaf has its digest."""
         return all(leaf.digest for leaf in self.manifest.leaves)
 
-    def sealed(self) -> Bundle:
-        """The same bundle with the digest of every leaf; raises `InvalidFrame` as `copied_into` does."""
-        if self.is_sealed:
+    def sealed(self, *, check: bool = False) -> Bundle:
+        """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
+        if self.is_sealed and not check:
             return self
         self._check_lengths()
-        return replace(self, manifest=self._sealed([digest_of(payload) for payload in self.payloads]))
+        digests = [
+            digest_of(payload) if check or not leaf.digest else leaf.digest
+            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
+        ]
+        return replace(self, manifest=self._sealed(digests))
 
     def copied_into(self, segment: Payload) -> Bundle:
         """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
@@ -125,11 +135,14 @@ class Bundle:
         Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
         """
         self._check_lengths()
-        digests = [
-            _copied(payload, segment[leaf.offset : leaf.offset + leaf.nbytes])
-            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
-        ]
-        return Bundle.of_segment(self._sealed(digests), segment)
+        digests, end = [], 0
+        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
+            if leaf.offset > end:
+                segment[end : leaf.offset] = 0
+            stop = leaf.offset + leaf.nbytes
+            digests.append(copy_and_digest(payload, segment[leaf.offset : stop]))
+            end = stop or end
+        return Bundle.of_area(self._sealed(digests), segment)
 
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
@@ -138,12 +151,14 @@ class Bundle:
 
     def _sealed(self, digests: list[bytes]) -> Manifest:
         """The manifest with the ``digests`` of the payloads."""
+        if digests == [leaf.digest for leaf in self.manifest.leaves]:
+            return self.manifest
         leaves = []
         for leaf in self.manifest.leaves:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
                 raise damaged(leaf, InvalidFrame)
-            leaves.append(replace(leaf, digest=digest))
+            leaves.append(leaf if leaf.digest else leaf.changed(digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
@@ -165,16 +180,3 @@ def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
         leaf=leaf.path,
         index=leaf.index,
     )
-
-
-def _copied(source: Payload, target: Payload) -> bytes:
-    """Copy ``source`` to ``target`` block by block, and return the digest of what is there now."""
-    if source.nbytes <= _BLOCK:
-        target[:] = source
-        return digest_of(target)
-    digest = xxhash.xxh3_128()
-    for start in range(0, source.nbytes, _BLOCK):
-        block = target[start : start + _BLOCK]
-        block[:] = source[start : start + _BLOCK]
-        digest.update(block)
-    return digest.digest()

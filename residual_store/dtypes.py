@@ -63,6 +63,9 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 """Canonical name -> numpy dtype, for every dtype that a residual of JAX can have."""
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ELEMENT_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+
 # What tensorstore's zarr3 driver has no data type for is held as unsigned bytes of the same width.
 _HELD_AS_BYTES = frozenset(
     {"int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"}
@@ -89,8 +92,9 @@ def name_of(dtype: np.dtype) -> str:
     >>> name_of(np.dtype(">f4"))
     'float32'
     """
-    if dtype == DTYPES[FLOAT0]:
-        return FLOAT0
+    known = _NAMES.get(dtype)
+    if known is not None:
+        return known
     name = dtype.name
     if name not in DTYPES:
         raise InvalidManifest(f"a leaf of dtype {name!r} cannot be stored; JAX has no such dtype")
@@ -99,7 +103,7 @@ def name_of(dtype: np.dtype) -> str:
 
 def element_bytes(name: str) -> int:
     """Bytes of one element on the host: 0 for float0, 1 for the 2- and 4-bit types."""
-    return 0 if name == FLOAT0 else dtype_of(name).itemsize
+    return _ELEMENT_BYTES.get(name) or dtype_of(name).itemsize
 
 
 def tensorstore_name(name: str) -> str:

@@ -34,7 +34,7 @@ from residual_store.frame import MEDIA_TYPE
 from residual_store.key import check_fingerprint, check_key, check_prefix
 from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
-from residual_store.repetition import repeated
+from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
 

@@ -271,4 +271,4 @@ class Client(ClosedAtExit):
 
 def _anywhere(leaf: Leaf) -> Leaf:
     """A program is lowered for device memory and for no device in particular, so a leaf need not be where it was."""
-    return replace(leaf, memory_kind=None, committed=False)
+    return leaf.changed(memory_kind=None, committed=False)

@@ -79,7 +79,7 @@ def _digested(manifest: Manifest, args: Sequence[Any]) -> tuple[Argument, ...]:
     """The arguments with the digests of those that must be given back, so that a restore can check them."""
     values = check_arguments(args, manifest.arguments, manifest.in_tree)
     return tuple(
-        replace(argument, digest=argument_digest(values[index]))
+        argument.changed(digest=argument_digest(values[index]))
         if argument.state == "not_saveable" and index in values
         else argument
         for index, argument in enumerate(manifest.arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -162,8 +162,7 @@ def leaf_of(index: int, residual: Residual) -> Leaf:
     if not is_key(value):
         return leaf
     data = jax.eval_shape(jax.random.key_data, value)
-    return replace(
-        leaf,
+    return leaf.changed(
         kind="key",
         key_impl=key_impl(value.dtype),
         dtype=name_of(np.dtype(data.dtype)),

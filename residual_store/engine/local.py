@@ -26,7 +26,7 @@ from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
+from residual_store.errors import InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix, run_of
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.segments import Segment
@@ -156,10 +156,7 @@ class LocalStore(ClosedAtExit):
         """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
         if durability == "host" and not self._catalog.may_refuse(key, if_exists):
             return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
-        if bundle.is_sealed:
-            bundle.verify(InvalidFrame)
-        else:
-            bundle = bundle.sealed()
+        bundle = bundle.sealed(check=True)
         if durability == "host":
             segment = self.admission.admit(key, bundle.manifest, if_exists=if_exists)
             return self._copied(bundle, segment)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from residual_client.bench.block import block_vjp, residual_arrays
 from residual_store.errors import DataLoss
 from residual_store.frame import aligned_empty
-from residual_store.manifest import ALIGNMENT
+from residual_store.layout import ALIGNMENT
 
 __all__ = ["NAMES", "Host", "Workload", "workload"]
 
