@@ -31,7 +31,6 @@ __all__ = [
     "read_leaf",
     "read_nothing",
     "read_page",
-    "read_place",
     "read_program",
     "read_receipt",
     "read_stat",
@@ -117,11 +116,6 @@ def read_receipt(answer: Answer) -> Receipt:
 def read_stat(answer: Answer) -> Stat:
     """The stat in a body, or in the header of an answer to HEAD."""
     return _as(Stat, json.loads(answer.read() or answer.headers["Residual-Stat"]))
-
-
-def read_place(answer: Answer) -> Place:
-    """The place of a lent segment."""
-    return _as(Place, json.loads(answer.read()))
 
 
 def read_json(answer: Answer) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from residual_store.bundle import Payload
 from residual_store.errors import ResidualStoreError
-from residual_store.place import Place
+from residual_store.place import BlockName, Place
 
 __all__ = ["PAGE", "AddressSpace", "Arena", "NoRoom", "PrivateArena", "arena_bytes"]
 
@@ -29,6 +29,10 @@ class NoRoom(ResidualStoreError):
 
 class Arena(Protocol):
     """A range of addresses, in bytes from its start."""
+
+    @property
+    def start(self) -> int:
+        """Where the blocks begin."""
 
     @property
     def nbytes(self) -> int:
@@ -49,12 +53,23 @@ class Arena(Protocol):
     def reclaim(self, start: int) -> bool:
         """End the validity of all places of a block; false, and nothing is done, while another process uses it."""
 
+    def offer(self, start: int, nbytes: int, run: str) -> None:
+        """Let clients take an idle block for their puts of a run."""
+
+    def withdraw(self, start: int) -> bool:
+        """Offer a block no more; false, and nothing is done, while a client has it."""
+
+    def taken(self, block: BlockName) -> bool:
+        """Whether that is an offered block which a client has; if so, it is offered no more."""
+
     def close(self) -> None:
         """Let go of the range; views stay valid."""
 
 
 class PrivateArena:
     """An arena of anonymous memory, with huge pages where the kernel offers them."""
+
+    start = 0
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -78,6 +93,15 @@ class PrivateArena:
     def reclaim(self, start: int) -> bool:
         return True
 
+    def offer(self, start: int, nbytes: int, run: str) -> None:
+        """Nobody else sees this arena."""
+
+    def withdraw(self, start: int) -> bool:
+        return True
+
+    def taken(self, block: BlockName) -> bool:
+        return False
+
     def close(self) -> None:
         """The memory goes with the last view."""
 
@@ -98,8 +122,8 @@ class AddressSpace:
     0
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self._free = [(0, nbytes)]
+    def __init__(self, nbytes: int, *, start: int = 0) -> None:
+        self._free = [(start, nbytes - start)]
 
     def take(self, nbytes: int) -> int | None:
         """The start of a part that nobody has, or None."""

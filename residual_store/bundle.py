@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,10 +128,11 @@ class Bundle:
         ]
         return replace(self, manifest=self._sealed(digests))
 
-    def copied_into(self, segment: Payload) -> Bundle:
+    def copied_into(self, segment: Payload, *, copied: Callable[[int], object] = lambda stop: None) -> Bundle:
         """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
 
         The digests are those of the bytes in the segment, taken while these are in the cache.
+        ``copied`` is called now and then with the end of what has been copied.
         Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
         """
         self._check_lengths()
@@ -140,7 +141,8 @@ class Bundle:
             if leaf.offset > end:
                 segment[end : leaf.offset] = 0
             stop = leaf.offset + leaf.nbytes
-            digests.append(copy_and_digest(payload, segment[leaf.offset : stop]))
+            target = segment[leaf.offset : stop]
+            digests.append(copy_and_digest(payload, target, copied=copied, base=leaf.offset))
             end = stop or end
         return Bundle.of_area(self._sealed(digests), segment)
 

@@ -6,7 +6,6 @@ maps the leaves and copies nothing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,15 +14,19 @@ from typing import Any, Protocol
 from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
-from residual_store.errors import DataLoss, ResidualStoreError, SegmentUnavailable
+from residual_store.errors import DataLoss, SegmentUnavailable
 from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
+from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
-from residual_store.place import ARENA_HEADER, Place
+from residual_store.place import ARENA_HEADER, BlockName
 from residual_store.segments import SegmentPool
 from residual_store.settings import Settings
 from residual_store.store import Receipt
 
 __all__ = ["Body", "BundleTransport", "Exchange"]
+
+
+_LARGE = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -64,48 +67,54 @@ class BundleTransport:
 
     def put(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
         """The receipt of the server, which says how the bytes came there and why not otherwise."""
-        nbytes = bundle.manifest.nbytes
-        if nbytes < max(self._settings.mapped_bytes, 1):
-            note: str | None = f"below {self._settings.mapped_bytes} bytes one request is faster"
-        elif self._neighbourhood.negotiated() is None:
+        try:
+            receipt = self._put_segment(path, key, bundle, query)
             note = self._neighbourhood.note
-        else:
-            try:
-                return self._put_segment(path, key, bundle, query)
-            except SegmentUnavailable as error:
-                note = error.detail
+        except SegmentUnavailable as error:
+            self._neighbourhood.forget()
+            receipt, note = None, error.detail
+        if receipt is not None:
+            return receipt
+        if bundle.manifest.nbytes < self._settings.mapped_bytes:
+            note = f"below {self._settings.mapped_bytes} bytes one request is faster"
         bundle = bundle.sealed()
         head = frame_head(bundle.manifest)
         body = Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
         receipt = self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
         return replace(receipt, transport_note=note)
 
-    def _put_segment(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
-        wanted = {"key": key, "nbytes": bundle.manifest.nbytes}
-        place = self._exchange("POST", "/v1/segments", answers.read_place, query=wanted)
-        with self._lent(place, key) as memory:
+    def _put_segment(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt | None:
+        """Put through a segment of the server; None if there is none to take."""
+        nbytes = bundle.manifest.nbytes
+        if nbytes < max(self._settings.mapped_bytes, 1):
+            return None
+        taken = self._neighbourhood.take(nbytes, run_of(key), lambda: self._prepare(key, nbytes))
+        if taken is None:
+            return None
+        block, memory = taken
+        # Once, even if the request is sent again: the server may have the bundle by then.
+        sealed = functools.cache(
+            lambda: bundle.copied_into(memory, copied=self._forgetting(block, nbytes)).manifest
+        )
 
-            def head() -> Iterator[memoryview]:
-                # While the bytes are copied the server has the request before it, and has checked who sends it.
-                yield memoryview(frame_head(bundle.copied_into(memory).manifest))
+        def head() -> Iterator[memoryview]:
+            # While the bytes are copied the server has the request before it, and has checked who sends it.
+            yield memoryview(frame_head(sealed()))
 
-            body = Body(sealed_head_nbytes(bundle.manifest), head)
-            query = {**query, "segment": place.ticket}
-            return self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
+        body = Body(sealed_head_nbytes(bundle.manifest), head)
+        query = {**query, "segment": block.to_text()}
+        return self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
 
-    @contextlib.contextmanager
-    def _lent(self, place: Place, key: str) -> Iterator[Payload]:
-        """The memory of a lent segment, which is given back if it cannot be mapped or the put fails."""
-        memory = self._neighbourhood.borrow(place, writable=True)
-        try:
-            if memory is None:
-                raise SegmentUnavailable("the lent segment cannot be mapped")
-            yield memory
-        except BaseException:
-            with contextlib.suppress(ResidualStoreError):
-                path = f"/v1/segments/{place.ticket}"
-                self._exchange("DELETE", path, answers.read_nothing, query={"key": key})
-            raise
+    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
+        """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
+        neighbour = self._neighbourhood.neighbour
+        if nbytes < _LARGE or neighbour is None:
+            return lambda stop: None
+        return neighbour.forgetting(block)
+
+    def _prepare(self, key: str, nbytes: int) -> None:
+        wanted = {"key": key, "nbytes": nbytes}
+        self._exchange("POST", "/v1/segments", answers.read_nothing, query=wanted)
 
     def get(self, path: str, *, patience: float, verify: bool, mapped: bool = True) -> Bundle:
         """The bundle at a path, ``mapped`` if it can be; what comes in a body is always verified."""

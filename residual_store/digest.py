@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -21,10 +23,13 @@ def digest_of(data: bytes | memoryview | Payload) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def copy_and_digest(source: Payload, target: Payload) -> bytes:
+def copy_and_digest(
+    source: Payload, target: Payload, *, copied: Callable[[int], object] = lambda stop: None, base: int = 0
+) -> bytes:
     """Copy ``source`` to ``target`` of the same length, and return the digest of what is there now.
 
     It takes little longer than the copy, because each block is hashed while it is in the cache.
+    ``copied`` is called after each block with its end, counted from ``base``.
 
     >>> target = np.empty(3, np.uint8)
     >>> copy_and_digest(np.arange(3, dtype=np.uint8), target) == digest_of(bytes([0, 1, 2]))
@@ -32,10 +37,12 @@ def copy_and_digest(source: Payload, target: Payload) -> bytes:
     """
     if source.nbytes <= _BLOCK:
         target[:] = source
+        copied(base + source.nbytes)
         return digest_of(target)
     digest, there, here = xxhash.xxh3_128(), memoryview(target), memoryview(source)
     for start in range(0, source.nbytes, _BLOCK):
         block = there[start : start + _BLOCK]
         block[:] = here[start : start + _BLOCK]
         digest.update(block)
+        copied(base + start + len(block))
     return digest.digest()

@@ -6,7 +6,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ import numpy as np
 
 from residual_store.arena import PAGE
 from residual_store.bundle import Payload
-from residual_store.place import Place
-from residual_store.range_lock import lock_shared
+from residual_store.idle_table import IdleTable
+from residual_store.place import BlockName, Place
+from residual_store.range_lock import lock_shared, try_lock_exclusive
 from residual_store.shared_arena import ARENA, BASE, NONCE, TICKET_BYTES, is_arena_name
+from residual_store.size_class import largest_for, size_class
 
 __all__ = ["Neighbour", "NotShared"]
 
 _MOST_BORROWED = 256
+_FORGET_BYTES = 16 << 20
 
 
 class NotShared(Exception):
@@ -51,6 +54,7 @@ class Neighbour:
                 raise NotShared("the server is on another host, or in a container with a /dev/shm of its own")
             self._path = directory / ARENA
             self._own, self._views = _map(self._path)
+            self._table = IdleTable(self._views)
         except FileNotFoundError:
             raise NotShared(
                 "the server is on another host, or in a container with a /dev/shm of its own"
@@ -58,16 +62,13 @@ class Neighbour:
         except OSError as error:
             raise NotShared(f"the server's memory cannot be mapped: {error.strerror}") from None
 
-    def borrow(self, place: Place, *, writable: bool = False) -> Payload | None:
+    def borrow(self, place: Place) -> Payload | None:
         """The bytes of a segment, which stays what it is until their last view dies; None if it is something else by now.
 
-        They are read-only by the page tables unless ``writable``.
+        They are read-only by the page tables.
         """
         start = place.offset - PAGE
-        memory = self._own if writable else self._views
-        if place.arena != self.name or start < 0 or place.offset + place.nbytes > len(memory):
-            return None
-        if len(self._borrowed) >= _MOST_BORROWED:
+        if place.arena != self.name or start < 0 or place.offset + place.nbytes > len(self._views):
             return None
         held = self._hold(start)
         if held is None:
@@ -75,17 +76,53 @@ class Neighbour:
         if self._views[start : start + TICKET_BYTES].hex() != place.ticket:
             self._let_go(held)
             return None
-        view = np.frombuffer(memory, np.uint8, place.nbytes, place.offset)
+        return self._view(self._views, place.offset, place.nbytes, held)
+
+    def take(self, nbytes: int, run: str) -> tuple[BlockName, Payload] | None:
+        """An idle block for the put of a bundle, and its memory; None if there is none to take.
+
+        It is this process's until the last view of the memory dies.
+        """
+        for start in self._table.matching(nbytes, largest_for(size_class(nbytes)), run):
+            held = self._hold(start, alone=True)
+            if held is not None and self._table.has(start, nbytes, run):
+                return BlockName(self.name, start), self._view(self._own, start + PAGE, nbytes, held)
+            if held is not None:
+                self._let_go(held)
+        return None
+
+    def forgetting(self, block: BlockName) -> Callable[[int], None]:
+        """A function that is told how far a block is filled, and takes what is full out of this process's page tables.
+
+        The bytes stay where they are; this process no longer counts them as resident, and the next put into the block is
+        slower, because each page is looked up again.
+        """
+        forgotten = block.start + PAGE
+
+        def forget(stop: int) -> None:
+            nonlocal forgotten
+            end = block.start + PAGE + stop // PAGE * PAGE
+            if end - forgotten >= _FORGET_BYTES:
+                self._own.madvise(mmap.MADV_DONTNEED, forgotten, end - forgotten)
+                forgotten = end
+
+        return forget
+
+    def _view(self, memory: mmap.mmap, offset: int, nbytes: int, held: int) -> Payload:
+        view = np.frombuffer(memory, np.uint8, nbytes, offset)
         weakref.finalize(view, self._let_go, held).atexit = False
         return view
 
-    def _hold(self, start: int) -> int | None:
+    def _hold(self, start: int, *, alone: bool = False) -> int | None:
         """A descriptor that holds the lock of a segment; the lock ends when it is closed."""
+        if len(self._borrowed) >= _MOST_BORROWED:
+            return None
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return None
-        if not lock_shared(descriptor, start):
+        lock = try_lock_exclusive if alone else lock_shared
+        if not lock(descriptor, start):
             os.close(descriptor)
             return None
         self._borrowed.add(descriptor)

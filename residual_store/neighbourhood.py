@@ -10,9 +10,11 @@ from typing import Any
 from residual_store.bundle import Payload
 from residual_store.errors import StoreUnavailable
 from residual_store.neighbour import Neighbour, NotShared
-from residual_store.place import Place
+from residual_store.place import BlockName, Place
 
 __all__ = ["Neighbourhood"]
+
+_ATTEMPTS = 4
 
 
 class Neighbourhood:
@@ -27,12 +29,16 @@ class Neighbourhood:
         self._lock = threading.Lock()
         self._neighbour: Neighbour | None = None
         self._note = None if wanted else "shared memory is turned off"
-        self._wanted = wanted
 
     @property
     def note(self) -> str | None:
         """Why there is no shared memory, in one line, once that is known."""
         return self._note
+
+    @property
+    def neighbour(self) -> Neighbour | None:
+        """The server, as far as it is known by now that it is one."""
+        return self._neighbour
 
     @property
     def arena(self) -> str | None:
@@ -47,13 +53,28 @@ class Neighbourhood:
                 self._negotiate()
         return self.arena
 
-    def borrow(self, place: Place, *, writable: bool = False) -> Payload | None:
+    def borrow(self, place: Place) -> Payload | None:
         """The memory at a place that the server named, as `Neighbour.borrow` gives it."""
+        neighbour = self._neighbour
+        return neighbour.borrow(place) if neighbour is not None else None
+
+    def take(self, nbytes: int, run: str, prepare: Callable[[], None]) -> tuple[BlockName, Payload] | None:
+        """An idle block of the server, as `Neighbour.take` gives it; ``prepare`` asks the server to have one."""
+        for attempt in range(_ATTEMPTS):
+            if self.negotiated() is None or self._neighbour is None:
+                return None
+            if (taken := self._neighbour.take(nbytes, run)) is not None:
+                return taken
+            if attempt:
+                # What was prepared is not there to take: another client was faster, or the server is another one by now.
+                self.forget()
+            prepare()
+        return None
+
+    def forget(self) -> None:
+        """Ask the server anew at the next occasion."""
         with self._lock:
-            if self._wanted and (self._neighbour is None or self._neighbour.name != place.arena):
-                self._negotiate()
-            neighbour = self._neighbour
-        return neighbour.borrow(place, writable=writable) if neighbour is not None else None
+            self._neighbour = None
 
     def _negotiate(self) -> None:
         self._neighbour = self._note = None

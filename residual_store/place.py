@@ -1,10 +1,10 @@
-"""A place: where another process of the same host finds the memory of a segment."""
+"""Places and blocks: how processes of one host name the memory of a segment to each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ARENA_HEADER", "SEGMENT_HEADER", "Place"]
+__all__ = ["ARENA_HEADER", "SEGMENT_HEADER", "BlockName", "Place"]
 
 ARENA_HEADER = "Residual-Arena"
 """The request header in which a client names the arena that it has mapped."""
@@ -40,3 +40,25 @@ class Place:
         """The place that `to_text` wrote; raises ValueError for anything else."""
         arena, offset, nbytes, ticket = text.split(" ")
         return cls(arena=arena, offset=int(offset), nbytes=int(nbytes), ticket=ticket)
+
+
+@dataclass(frozen=True)
+class BlockName:
+    """A block of a server's arena, whose segment a put names.
+
+    >>> BlockName.of_text("residual-store-0123456789abcdef:65536").start
+    65536
+    """
+
+    arena: str
+    start: int
+
+    def to_text(self) -> str:
+        """The block as a query parameter."""
+        return f"{self.arena}:{self.start}"
+
+    @classmethod
+    def of_text(cls, text: str) -> BlockName:
+        """The block that `to_text` wrote; raises ValueError for anything else."""
+        arena, _, start = text.partition(":")
+        return cls(arena, int(start))

@@ -9,6 +9,7 @@ as long as somebody may want it again.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -19,12 +20,11 @@ from dataclasses import dataclass, field, replace
 from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, PrivateArena, arena_bytes
 from residual_store.bundle import Payload
 from residual_store.frame import aligned_empty
-from residual_store.place import Place
+from residual_store.place import BlockName, Place
+from residual_store.size_class import largest_for, size_class
+from residual_store.trimmer import Trimmer
 
-__all__ = ["NoRoom", "PoolUsage", "Segment", "SegmentPool", "size_class"]
-
-_CLASSES_PER_DOUBLING = 32
-_SPARE_CLASSES = 4
+__all__ = ["NoRoom", "PoolUsage", "Segment", "SegmentPool"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,16 +72,6 @@ class _Blocks:
     """Blocks without a view in this process that another process still uses."""
 
 
-def size_class(nbytes: int) -> int:
-    """The length of the blocks for ``nbytes``: at most a 32nd more, in whole pages.
-
-    >>> size_class(128 << 20) >> 20, size_class(100_000)
-    (128, 102400)
-    """
-    step = max((1 << nbytes.bit_length() - 1) // _CLASSES_PER_DOUBLING, PAGE)
-    return -(-nbytes // step) * step
-
-
 class SegmentPool:
     """Hands out segments within a total of bytes; safe to use from several threads.
 
@@ -111,12 +101,12 @@ class SegmentPool:
         self._smallest = smallest
         self._idle_seconds = idle_seconds
         self._clock = clock
-        self._blocks = _Blocks(AddressSpace(self._arena.nbytes if self._arena is not None else 0))
+        self._blocks = _Blocks(_space(self._arena))
         self._usage = PoolUsage(0, 0, 0, 0)
         self._lock = threading.Lock()
         # Views die at any moment, in any thread, so what they leave is only noted, and taken in at the next call.
         self._returned: deque[_Block | int] = deque()
-        self._trimmer: threading.Thread | None = None
+        self._trimmer = Trimmer(self, idle_seconds=idle_seconds)
 
     @property
     def usage(self) -> PoolUsage:
@@ -126,9 +116,15 @@ class SegmentPool:
             return self._usage
 
     @property
-    def held(self) -> int:
-        """Bytes of all segments that some view still uses."""
-        return self.usage.held
+    def is_empty(self) -> bool:
+        """Whether there is no block any more, neither held nor idle."""
+        usage = self.usage
+        return usage.held + usage.idle == 0
+
+    def settle(self) -> None:
+        """Take in what has come back, so that clients on this host find it."""
+        with self._lock:
+            self._take_in()
 
     def close(self) -> None:
         """Let go of the arena; segments stay valid."""
@@ -149,24 +145,40 @@ class SegmentPool:
             if block is None:
                 self._take_in(lingering=True)
                 block = self._recycled(size, run) or self._fresh(size, run)
-        if block is None or self._arena is None:
+        if block is None:
             return self._on_heap(nbytes)
-        memory = self._arena.view(block.start + PAGE, nbytes)
+        segment = self._segment(replace(block, run=run), nbytes)
         if block.run != run:
-            memory[:] = 0
-        place = self._arena.place(block.start, nbytes)
-        _when_dead(memory, self._returned.append, replace(block, run=run))
-        self._start_trimmer()
-        return Segment(memory=memory, place=place)
+            segment.memory[:] = 0
+        self._trimmer.start()
+        return segment
+
+    def adopt(self, name: BlockName, nbytes: int, *, run: str) -> Segment | None:
+        """The segment in an idle block that a client has taken and filled; None if it has not."""
+        with self._lock:
+            for block in self._oldest():
+                if block.start == name.start and block.run == run and nbytes <= block.nbytes:
+                    if self._arena is None or not self._arena.taken(name):
+                        return None
+                    self._blocks.idle[block.nbytes].remove(block)
+                    self._count(held=block.nbytes, idle=-block.nbytes, recycled=1)
+                    return self._segment(block, nbytes)
+        return None
+
+    def _segment(self, block: _Block, nbytes: int) -> Segment:
+        assert self._arena is not None
+        memory = self._arena.view(block.start + PAGE, nbytes)
+        _when_dead(memory, self._returned.append, block)
+        return Segment(memory=memory, place=self._arena.place(block.start, nbytes))
 
     def trim(self, *, idle_seconds: float | None = None) -> None:
         """Give memory back to the machine that was idle for so long."""
         with self._lock:
             self._take_in(lingering=True)
             limit = self._clock() - (self._idle_seconds if idle_seconds is None else idle_seconds)
-            for blocks in list(self._blocks.idle.values()):
-                while blocks and blocks[0].idle_since <= limit:
-                    self._forget(blocks.popleft())
+            for block in self._oldest():
+                if block.idle_since <= limit:
+                    self._forget(block)
 
     # All below is called with the lock held
 
@@ -194,19 +206,28 @@ class SegmentPool:
                 self._count(held=-block.nbytes, idle=block.nbytes)
                 idle = self._blocks.idle.setdefault(block.nbytes, deque())
                 idle.append(replace(block, idle_since=self._clock()))
+                self._arena.offer(block.start, block.nbytes, block.run)
             else:
                 self._blocks.lingering.append(block)
 
     def _recycled(self, nbytes: int, run: str) -> _Block | None:
         """An idle block of this class or one of the next few, one of the same run if there is one."""
         for size in sorted(size for size, blocks in self._blocks.idle.items() if blocks):
-            if nbytes <= size <= nbytes + _SPARE_CLASSES * nbytes // _CLASSES_PER_DOUBLING:
+            if nbytes <= size <= largest_for(nbytes):
                 blocks = self._blocks.idle[size]
-                block = next((block for block in reversed(blocks) if block.run == run), blocks[-1])
-                blocks.remove(block)
-                self._count(held=size, idle=-size, recycled=1)
-                return block
+                for block in sorted(blocks, key=lambda block: (block.run != run, -block.idle_since)):
+                    if self._withdrawn(block):
+                        self._count(held=size, recycled=1)
+                        return block
         return None
+
+    def _withdrawn(self, block: _Block) -> bool:
+        """Whether a block is idle no more and nobody's; false if a client has it."""
+        if self._arena is None or not self._arena.withdraw(block.start):
+            return False
+        self._blocks.idle[block.nbytes].remove(block)
+        self._count(idle=-block.nbytes)
+        return True
 
     def _fresh(self, nbytes: int, run: str) -> _Block | None:
         """A block with new memory; None if the arena has no room for it and the budget has."""
@@ -224,20 +245,24 @@ class SegmentPool:
 
     def _make_room(self, nbytes: int) -> None:
         """Give idle memory back until ``nbytes`` fit into the total; raises `NoRoom`."""
-        if self._usage.held + nbytes > self.total:
-            raise NoRoom(
-                f"a segment of {nbytes} bytes does not fit: {self._usage.held} of {self.total} are held"
-            )
-        while self._usage.held + self._usage.idle + nbytes > self.total:
-            self._forget(
-                min((b for b in self._blocks.idle.values() if b), key=lambda b: b[0].idle_since).popleft()
-            )
+        for block in self._oldest() if self._usage.held + nbytes <= self.total else []:
+            if self._usage.held + self._usage.idle + nbytes <= self.total:
+                break
+            self._forget(block)
+        if (used := self._usage.held + self._usage.idle) + nbytes > self.total:
+            raise NoRoom(f"a segment of {nbytes} bytes does not fit: {used} of {self.total} are in use")
+
+    def _oldest(self) -> list[_Block]:
+        """All idle blocks, the longest idle first."""
+        return sorted(
+            itertools.chain.from_iterable(self._blocks.idle.values()), key=lambda block: block.idle_since
+        )
 
     def _forget(self, block: _Block) -> None:
-        assert self._arena is not None
-        self._arena.forget(block.start, PAGE + block.nbytes)
-        self._blocks.space.give(block.start, PAGE + block.nbytes)
-        self._count(idle=-block.nbytes)
+        """Give the memory of an idle block back, unless a client has taken it."""
+        if self._arena is not None and self._withdrawn(block):
+            self._arena.forget(block.start, PAGE + block.nbytes)
+            self._blocks.space.give(block.start, PAGE + block.nbytes)
 
     # All below is called without the lock
 
@@ -255,21 +280,9 @@ class SegmentPool:
         _when_dead(memory.base if memory.base is not None else memory, self._returned.append, nbytes)
         return Segment(memory=memory)
 
-    def _start_trimmer(self) -> None:
-        """Have a thread that trims for as long as the pool has blocks."""
-        with self._lock:
-            if self._trimmer is None:
-                arguments = (weakref.ref(self), self._idle_seconds)
-                self._trimmer = threading.Thread(target=_trim_now_and_then, args=arguments, daemon=True)
-                self._trimmer.start()
 
-    def _end_trimmer(self) -> bool:
-        """Whether there is nothing left to trim, so that the thread may end."""
-        with self._lock:
-            if self._usage.held or self._usage.idle:
-                return False
-            self._trimmer = None
-            return True
+def _space(arena: Arena | None) -> AddressSpace:
+    return AddressSpace(0) if arena is None else AddressSpace(arena.nbytes, start=arena.start)
 
 
 def _private_arena(total: int) -> Arena | None:
@@ -282,16 +295,3 @@ def _private_arena(total: int) -> Arena | None:
 
 def _when_dead(memory: Payload, call: Callable[[_Block | int], None], argument: _Block | int) -> None:
     weakref.finalize(memory, call, argument).atexit = False
-
-
-def _trim_now_and_then(pool_of: weakref.ref[SegmentPool], idle_seconds: float) -> None:
-    wait = threading.Event()
-    while True:
-        wait.wait(max(idle_seconds / 4, 0.05))
-        pool = pool_of()
-        if pool is None:
-            return
-        pool.trim()
-        if pool._end_trimmer():
-            return
-        del pool

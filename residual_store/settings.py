@@ -54,11 +54,6 @@ class Settings:
         "seconds",
         "pooled memory that nobody used for so long goes back to the machine; raise it above the time of a training step",
     )
-    loan_seconds: float = _setting(
-        60.0,
-        "seconds",
-        "a client that has not put what it wrote to a lent segment by then is taken for dead, and sends it anew if it is not",
-    )
     max_bundle_bytes: int = _setting(
         256 * GIB, "bytes", "a frame above this is refused before its body is read"
     )

@@ -4,7 +4,7 @@
 
     <base>/residual-store-<16 hex digits>/   mode 0700, of the server's user
         nonce    16 bytes: who can read them is on this host and is this user; locked for as long as the server lives
-        arena    the segments, each behind a page of its own that starts with the ticket of the segment
+        arena    the table of idle blocks, and the segments, each behind a page that starts with the segment's ticket
 
 A client holds a shared lock on the first byte of that page for as long as it uses the segment (`range_lock`), and reads the
 ticket once it has the lock.
@@ -29,7 +29,8 @@ import numpy as np
 
 from residual_store.arena import PAGE, NoRoom
 from residual_store.bundle import Payload
-from residual_store.place import Place
+from residual_store.idle_table import TABLE_BYTES, IdleTable
+from residual_store.place import BlockName, Place
 from residual_store.range_lock import try_lock_exclusive, unlock
 
 __all__ = ["ARENA", "BASE", "NONCE", "TICKET_BYTES", "SharedArena", "is_arena_name"]
@@ -53,6 +54,8 @@ class SharedArena:
     What servers that are gone have left in ``base`` is removed first.
     """
 
+    start = TABLE_BYTES
+
     def __init__(self, nbytes: int, *, base: Path = BASE) -> None:
         self.nbytes = nbytes
         _remove_stale(base)
@@ -61,12 +64,14 @@ class SharedArena:
         try:
             self._file = os.open(self.directory / ARENA, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._file, nbytes)
+            os.posix_fallocate(self._file, 0, TABLE_BYTES)
             self._memory = mmap.mmap(self._file, nbytes)
         except OSError:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
         with contextlib.suppress(OSError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._table = IdleTable(self._memory)
 
     def close(self) -> None:
         """Remove the files; who has mapped them keeps the memory until its views die."""
@@ -98,11 +103,37 @@ class SharedArena:
         return Place(arena=self.directory.name, offset=start + PAGE, nbytes=nbytes, ticket=ticket.hex())
 
     def reclaim(self, start: int) -> bool:
-        if self._guard is None or not try_lock_exclusive(self._file, start):
+        with self._alone(start) as alone:
+            if alone:
+                self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
+            return alone
+
+    def offer(self, start: int, nbytes: int, run: str) -> None:
+        self._table.offer(start, nbytes, run)
+
+    def withdraw(self, start: int) -> bool:
+        with self._alone(start) as alone:
+            if alone:
+                self._table.withdraw(start)
+            return alone
+
+    def taken(self, block: BlockName) -> bool:
+        if block.arena != self.directory.name:
             return False
-        self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
-        unlock(self._file, start)
-        return True
+        with self._alone(block.start) as alone:
+            if not alone:
+                self._table.withdraw(block.start)
+            return not alone
+
+    @contextlib.contextmanager
+    def _alone(self, start: int) -> Iterator[bool]:
+        """Whether no other process uses a block; none begins to while this lasts."""
+        alone = self._guard is not None and try_lock_exclusive(self._file, start)
+        try:
+            yield alone
+        finally:
+            if alone:
+                unlock(self._file, start)
 
 
 def _make_directory(base: Path, nonce: bytes) -> tuple[Path, int | None]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from residual_store.engine.catalog import Catalog
-from residual_store.engine.loans import Loans
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.terms import check_if_exists, check_size
 from residual_store.errors import SegmentUnavailable
 from residual_store.key import check_key, run_of
 from residual_store.manifest import Manifest
-from residual_store.place import Place
+from residual_store.place import BlockName
 from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.stat import stat_of
@@ -25,7 +24,6 @@ class Admission:
         self._settings = settings
         self._catalog = catalog
         self._memory = memory
-        self._loans = Loans(seconds=settings.loan_seconds)
 
     def admit(self, key: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Segment:
         """A segment for the leaves of a bundle.
@@ -35,31 +33,30 @@ class Admission:
         self._check(key, manifest, if_exists)
         return self._memory.allocate(manifest.nbytes, run=run_of(key))
 
-    def lend(self, key: str, nbytes: int) -> Place:
-        """The place of a segment that a client fills before it puts ``key``; raises `SegmentUnavailable`, `StoreFull` or `Busy`."""
+    def prepare(self, key: str, nbytes: int) -> None:
+        """Have an idle segment that a client can take for a put of ``key``; raises `SegmentUnavailable`, `StoreFull` or `Busy`."""
         run = run_of(check_key(key, self._settings))
         if nbytes > self._settings.max_bundle_bytes:
             raise SegmentUnavailable(f"no segment has {nbytes} bytes; send the bytes in the body")
-        self._loans.end_old()
-        return self._loans.lend(key, self._memory.allocate(nbytes, run=run))
+        is_shared = self._memory.allocate(nbytes, run=run).place is not None
+        self._memory.settle()
+        if not is_shared:
+            raise SegmentUnavailable("there is no shared memory left; send the bytes in the body")
 
-    def redeem(self, key: str, ticket: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Segment:
-        """The segment that was lent for ``key`` and now holds the leaves of ``manifest``; raises as `admit` and `lend` do."""
-        segment = self._loans.take(key, ticket)
-        if segment.memory.nbytes != manifest.nbytes:
-            raise SegmentUnavailable(
-                f"the segment has {segment.memory.nbytes} bytes and the manifest says {manifest.nbytes}"
-            )
+    def adopt(
+        self, key: str, block: BlockName, manifest: Manifest, *, if_exists: IfExists = "error"
+    ) -> Segment:
+        """The segment in the block that a client has taken, and filled with the leaves of ``manifest``.
+
+        Raises `SegmentUnavailable` if that is no such block, and whatever `admit` raises.
+        """
         self._check(key, manifest, if_exists)
+        segment = self._memory.adopt(block, manifest.nbytes, run=run_of(key))
+        if segment is None:
+            raise SegmentUnavailable(
+                "no client has taken a segment of this run there; send the bytes in the body"
+            )
         return segment
-
-    def give_back(self, key: str, ticket: str) -> None:
-        """End a loan that is not needed."""
-        self._loans.give_back(key, ticket)
-
-    def end_old(self) -> None:
-        """Take back what was lent to clients that are gone."""
-        self._loans.end_old()
 
     def _check(self, key: str, manifest: Manifest, if_exists: IfExists) -> None:
         check_key(key, self._settings)

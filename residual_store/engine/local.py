@@ -246,6 +246,7 @@ class LocalStore(ClosedAtExit):
             self._host.remove(key)
             if self._durable is not None:
                 self._durable.remove(key)
+        self._memory.settle()
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
         check_ttl(ttl, self.settings)
@@ -255,8 +256,7 @@ class LocalStore(ClosedAtExit):
         return self.stat(key)
 
     def expire(self) -> int:
-        """Remove the bundles whose lease has ended, and return how many; segments whose loan has ended come back too."""
-        self.admission.end_old()
+        """Remove the bundles whose lease has ended, and return how many."""
         return self._leases.expire()
 
     def usage(self) -> Usage:

@@ -7,6 +7,7 @@ from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.errors import Busy, ResidualStoreError, StoreFull
+from residual_store.place import BlockName
 from residual_store.segments import NoRoom, PoolUsage, Segment, SegmentPool
 from residual_store.settings import Settings
 
@@ -67,6 +68,14 @@ class HostMemory:
             except NoRoom:
                 if not self._make_room(nbytes):
                     raise self._refusal(nbytes) from None
+
+    def settle(self) -> None:
+        """Offer what has come back to clients on this host."""
+        self._pool.settle()
+
+    def adopt(self, block: BlockName, nbytes: int, *, run: str) -> Segment | None:
+        """The segment that a client has taken and filled, as `SegmentPool.adopt` gives it."""
+        return self._pool.adopt(block, nbytes, run=run)
 
     def _make_room(self, nbytes: int) -> bool:
         """Drop a copy or spill a bundle; false if that is impossible or would not help."""

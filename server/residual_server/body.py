@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.store import IfExists
 
-__all__ = ["receive_bundle", "receive_program", "slices"]
+__all__ = ["receive_bundle", "receive_head", "receive_program", "slices"]
 
 _SLICE = 1 << 20
 _DIRECT = 256 << 10
@@ -27,47 +28,47 @@ _BINARY = ("application/octet-stream", MEDIA_TYPE, "application/x-www-form-urlen
 """What curl and plain HTTP clients say of a binary body; the second last is what ``curl --data-binary`` says."""
 
 
-async def receive_bundle(
-    request: Request, store: LocalStore, key: str, if_exists: IfExists, ticket: str | None
-) -> Bundle:
+async def receive_bundle(request: Request, store: LocalStore, key: str, if_exists: IfExists) -> Bundle:
     """The bundle in the body, received into a segment of the store and verified.
 
-    With the ``ticket`` of a lent segment, the body has only the head of the frame and the leaves are in the segment already.
     Whatever can be refused is refused at the manifest, before a byte of a leaf is read.
     """
-    length = _check_headers(request)
-    reader = FrameReader(store.settings, total=length, leaves_apart=ticket is not None)
-    if length is not None and length > store.settings.max_bundle_bytes:
-        raise TooLarge(
-            f"the body has {length} bytes; the limit max_bundle_bytes is {store.settings.max_bundle_bytes}"
-        )
+    reader = _reader(request, store.settings)
     segment: Segment | None = None
     async with contextlib.aclosing(_chunks(request, store.settings)) as chunks:
         async for chunk in chunks:
             rest = reader.feed(chunk)
-            if reader.awaits_memory and segment is None:
-                segment = await _segment(reader, store, key, if_exists, ticket)
-                if ticket is None:
-                    reader.place(segment.memory)
-                    rest = reader.feed(rest)
-                    if await _filled_directly(request, reader, store.settings):
-                        break
-            if rest:
+            manifest = reader.manifest
+            if manifest is None or segment is not None:
+                continue
+            admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
+            segment = await anyio.to_thread.run_sync(admit)
+            reader.place(segment.memory)
+            reader.feed(rest)
+            if await _filled_directly(request, reader, store.settings):
+                break
+    return replace(reader.bundle(), place=segment.place if segment is not None else None)
+
+
+async def receive_head(request: Request, settings: Settings) -> FrameReader:
+    """The head of a frame, which is all that is in the body: a client on this host has put the leaves into a segment."""
+    reader = _reader(request, settings, leaves_apart=True)
+    async with contextlib.aclosing(_chunks(request, settings)) as chunks:
+        async for chunk in chunks:
+            if reader.feed(chunk):
                 raise InvalidFrame("the body goes on after the head; the leaves are in the segment")
-    bundle = reader.bundle() if ticket is None or segment is None else reader.adopt(segment.memory)
-    return replace(bundle, place=segment.place if segment is not None else None)
+    if reader.manifest is None:
+        raise InvalidFrame("the body ends before the head of the frame does")
+    return reader
 
 
-async def _segment(
-    reader: FrameReader, store: LocalStore, key: str, if_exists: IfExists, ticket: str | None
-) -> Segment:
-    manifest, admission = reader.manifest, store.admission
-    assert manifest is not None
-    if ticket is None:
-        admit = lambda: admission.admit(key, manifest, if_exists=if_exists)  # noqa: E731
-    else:
-        admit = lambda: admission.redeem(key, ticket, manifest, if_exists=if_exists)  # noqa: E731
-    return await anyio.to_thread.run_sync(admit)
+def _reader(request: Request, settings: Settings, *, leaves_apart: bool = False) -> FrameReader:
+    length = _check_headers(request)
+    if length is not None and length > settings.max_bundle_bytes:
+        raise TooLarge(
+            f"the body has {length} bytes; the limit max_bundle_bytes is {settings.max_bundle_bytes}"
+        )
+    return FrameReader(settings, total=length, leaves_apart=leaves_apart)
 
 
 async def _filled_directly(request: Request, reader: FrameReader, settings: Settings) -> bool:

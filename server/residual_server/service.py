@@ -20,7 +20,7 @@ from residual_store.shared_arena import SharedArena
 __all__ = ["Service", "refuse_unknown_parameters"]
 
 
-def refuse_unknown_parameters(request: Request) -> None:
+async def refuse_unknown_parameters(request: Request) -> None:
     """Raise `InvalidOption` for a query parameter that the route does not have: a misspelt one must not pass."""
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     for name in request.query_params:

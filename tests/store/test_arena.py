@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from residual_store.arena import PAGE, AddressSpace, NoRoom
 from residual_store.neighbour import Neighbour, NotShared
-from residual_store.place import Place
+from residual_store.place import BlockName, Place
 from residual_store.segments import SegmentPool
 from residual_store.shared_arena import ARENA, NONCE, SharedArena
 
@@ -74,6 +74,15 @@ def _place_of(pool: SegmentPool, nbytes: int = MIB) -> tuple[Place, np.ndarray]:
     return segment.place, segment.memory
 
 
+def _take(pool: SegmentPool, near: Neighbour, nbytes: int = MIB) -> tuple[BlockName, np.ndarray]:
+    """An idle block of the run "run", taken by a client."""
+    pool.allocate(nbytes, run="run")
+    pool.settle()
+    taken = near.take(nbytes, "run")
+    assert taken is not None
+    return taken
+
+
 def _borrower(arena: SharedArena, place: Place, then: str) -> subprocess.Popen[str]:
     """Another process that borrows a segment as ``view``, says so, and does what ``then`` says."""
     code = (
@@ -94,16 +103,55 @@ class TestNeighbour:
 
     def test_both_see_the_same_bytes(self, arena: SharedArena) -> None:
         """What one side writes the other reads, without a copy, each way."""
-        place, memory = _place_of(SegmentPool(total=8 * MIB, arena=arena))
+        pool = SegmentPool(total=8 * MIB, arena=arena)
         near = _near(arena)
-        written = near.borrow(place, writable=True)
-        assert written is not None
+        block, written = _take(pool, near)
         written[:] = 5
-        assert memory.min() == 5
-        memory[7] = 9
-        read = near.borrow(place)
+        segment = pool.adopt(block, MIB, run="run")
+        assert segment is not None
+        assert segment.memory.min() == 5
+        assert segment.place is not None
+        del written
+        segment.memory[7] = 9
+        read = near.borrow(segment.place)
         assert read is not None
         assert (read[7], read.nbytes, read.ctypes.data % PAGE) == (9, MIB, 0)
+
+    def test_an_idle_block_is_taken_once(self, arena: SharedArena) -> None:
+        """Of two clients one gets it, and neither the pool nor another run does while that one has it."""
+        pool = SegmentPool(total=MIB, arena=arena)
+        near, other = _near(arena), _near(arena)
+        block, written = _take(pool, near)
+        assert other.take(MIB, "run") is None
+        assert near.take(MIB, "run") is None
+        with pytest.raises(NoRoom):
+            pool.allocate(MIB)
+        pool.trim(idle_seconds=0)
+        written[:] = 7
+        del written
+        assert other.take(MIB, "another") is None
+        taken = other.take(MIB, "run")
+        assert taken is not None
+        assert taken[0] == block
+        assert taken[1].max() == 7, "it was neither trimmed nor used while it was taken"
+
+    def test_only_what_a_client_has_is_adopted(self, arena: SharedArena) -> None:
+        """A block that nobody has taken, of another run, too short, in use, or of another arena is refused."""
+        pool = SegmentPool(total=8 * MIB, arena=arena)
+        near = _near(arena)
+        block, written = _take(pool, near)
+        elsewhere = BlockName("residual-store-0000000000000000", block.start)
+        assert pool.adopt(elsewhere, MIB, run="run") is None
+        assert pool.adopt(block, MIB, run="another") is None
+        assert pool.adopt(block, 2 * MIB, run="run") is None
+        assert pool.adopt(BlockName(block.arena, block.start + PAGE), MIB, run="run") is None
+        segment = pool.adopt(block, MIB, run="run")
+        assert segment is not None
+        assert pool.adopt(block, MIB, run="run") is None
+        del written, segment
+        pool.settle()
+        assert pool.adopt(block, MIB, run="run") is None, "it is idle, and nobody has taken it"
+        assert near.take(MIB, "run") is not None
 
     def test_a_borrowed_segment_is_read_only(self, arena: SharedArena) -> None:
         """By its flag, and by the page tables: whoever writes through the pointer dies."""
@@ -137,7 +185,7 @@ class TestNeighbour:
         place, memory = _place_of(pool)
         near = _near(arena)
         del memory
-        assert pool.held == 0
+        assert pool.usage.held == 0
         assert near.borrow(place) is None
         _, memory = _place_of(pool)
         assert near.borrow(place) is None
@@ -165,10 +213,10 @@ class TestNeighbour:
             assert child.stdout is not None
             assert child.stdout.readline() == "held\n"
             del memory
-            assert pool.held == MIB
+            assert pool.usage.held == MIB
             child.kill()
             child.wait()
-            assert pool.held == 0
+            assert pool.usage.held == 0
 
     def test_who_is_no_neighbour_is_told_why(self, arena: SharedArena, base: Path) -> None:
         """Another host, another user, a path that is none of ours: each with its own reason."""
@@ -247,4 +295,4 @@ class TestSharedArena:
         segment = pool.allocate(MIB)
         segment.memory[:] = 1
         assert segment.place is None
-        assert pool.held == MIB
+        assert pool.usage.held == MIB

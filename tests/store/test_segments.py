@@ -31,12 +31,12 @@ def test_a_segment_is_held_until_its_last_view_dies() -> None:
         view = memory[64:128].view(np.float32).reshape(4, 4)[1:2]
         raw = memoryview(memory)
         del memory
-        assert pool.held == nbytes
+        assert pool.usage.held == nbytes
         del raw
-        assert pool.held == nbytes
+        assert pool.usage.held == nbytes
         del view
         gc.collect()
-        assert pool.held == 0
+        assert pool.usage.held == 0
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 4096, 1_000_003])
@@ -54,7 +54,7 @@ def test_the_total_is_a_limit() -> None:
     with pytest.raises(NoRoom):
         pool.allocate(1)
     held.pop()
-    assert pool.held == 600
+    assert pool.usage.held == 600
     with pytest.raises(NoRoom):
         pool.allocate(401)
     assert pool.allocate(400).memory.nbytes == 400
@@ -65,7 +65,7 @@ def test_memory_that_the_machine_has_not() -> None:
     pool = SegmentPool(total=1 << 62)
     with pytest.raises(NoRoom):
         pool.allocate(1 << 60)
-    assert pool.held == 0
+    assert pool.usage.held == 0
 
 
 def test_threads_count_together() -> None:
@@ -81,14 +81,14 @@ def test_threads_count_together() -> None:
                 refused += 1
             else:
                 memory[:] = number
-                assert pool.held <= 64_000
+                assert pool.usage.held <= 64_000
                 assert int(memory.sum()) == number * memory.nbytes
         return refused
 
     with ThreadPoolExecutor(8) as threads:
         assert len(list(threads.map(work, range(8)))) == 8
     gc.collect()
-    assert pool.held == 0
+    assert pool.usage.held == 0
 
 
 def test_memory_is_used_again() -> None:
@@ -165,7 +165,7 @@ def test_what_another_process_uses_is_not_used_again() -> None:
     checked: Arena = arena
     pool = SegmentPool(total=3 * MIB, arena=checked)
     address = pool.allocate(MIB).memory.ctypes.data
-    assert pool.held == MIB
+    assert pool.usage.held == MIB
     others = [pool.allocate(MIB).memory for _ in range(2)]
     assert address not in [memory.ctypes.data for memory in others]
     with pytest.raises(NoRoom):

@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from residual_server.body import receive_bundle, slices
+from residual_server.body import receive_bundle, receive_head, slices
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import Bundle
-from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
-from residual_store.place import ARENA_HEADER, SEGMENT_HEADER
+from residual_store.engine.local import LocalStore
+from residual_store.frame import MEDIA_TYPE, FrameReader, frame_head, frame_nbytes, frame_parts
+from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName
 from residual_store.stat import digest_of_manifest
-from residual_store.store import Receipt
+from residual_store.store import IfExists, Receipt
 
 __all__ = ["router"]
 
@@ -39,32 +41,45 @@ def router(service: Service) -> APIRouter:
     store = service.store
 
     @routes.put(
-        "/v1/bundles/{key:path}", operation_id="putBundle", status_code=201, openapi_extra=_FRAME_BODY
+        "/v1/bundles/{key:path}",
+        operation_id="putBundle",
+        status_code=201,
+        response_model=Receipt,
+        openapi_extra=_FRAME_BODY,
     )
     async def put_bundle(
         key: str,
         request: Request,
-        response: Response,
         durability: Literal["host", "disk"] | None = None,
         ttl: Annotated[float | None, Query(gt=0, description="Lease in seconds.")] = None,
         if_exists: Literal["error", "same", "replace"] = "error",
         segment: Annotated[
             str | None,
-            Query(pattern="^[0-9a-f]{32}$", description="Ticket of a lent segment that holds the leaves."),
+            Query(pattern=r"^[\w-]{1,64}:\d{1,18}$", description="The block that holds the leaves."),
         ] = None,
-    ) -> Receipt:
+    ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
 
-        With `segment`, the body ends before the leaf area, which is in the shared memory that `POST /v1/segments` lent.
+        With `segment`, the body ends before the leaf area, which is in shared memory.
         """
         service.check_key(request, key, "write")
         store.durability(durability)
-        bundle = await receive_bundle(request, store, key, if_exists, segment)
-        receipt = await service.call(
-            lambda: store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        if segment is None:
+            bundle = await receive_bundle(request, store, key, if_exists)
+        else:
+            head, block = await receive_head(request, store.settings), BlockName.of_text(segment)
+
+        def put() -> Receipt:
+            whole = bundle if segment is None else _adopted(store, key, head, block, if_exists)
+            return store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists)
+
+        receipt = await service.call(put)
+        receipt = replace(receipt, transport="http" if segment is None else "segment")
+        return Response(
+            msgspec.json.encode(receipt),
+            status_code=200 if receipt.existed else 201,
+            media_type="application/json",
         )
-        response.status_code = 200 if receipt.existed else 201
-        return replace(receipt, transport="http" if segment is None else "segment")
 
     @routes.get(
         "/v1/bundles/{key:path}",
@@ -110,6 +125,13 @@ def router(service: Service) -> APIRouter:
         await service.call(lambda: store.delete(key))
 
     return routes
+
+
+def _adopted(store: LocalStore, key: str, head: FrameReader, block: BlockName, if_exists: IfExists) -> Bundle:
+    """The bundle whose leaves a client has put into a block that it has taken."""
+    assert head.manifest is not None
+    segment = store.admission.adopt(key, block, head.manifest, if_exists=if_exists)
+    return replace(head.adopt(segment.memory), place=segment.place)
 
 
 async def _frame(head: bytes, bundle: Bundle) -> AsyncIterator[memoryview]:

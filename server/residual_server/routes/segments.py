@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
-from residual_store.place import Place
 
-__all__ = ["Ticket", "router"]
-
-type Ticket = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+__all__ = ["router"]
 
 
 def router(service: Service) -> APIRouter:
-    """The routes that lend segments."""
+    """The route that makes segments ready."""
     routes = APIRouter(tags=["segments"], responses=PROBLEM)
     admission = service.store.admission
 
-    @routes.post("/v1/segments", operation_id="lendSegment", status_code=201)
-    async def lend_segment(
+    @routes.post("/v1/segments", operation_id="prepareSegment", status_code=204)
+    async def prepare_segment(
         key: str,
         request: Request,
         nbytes: Annotated[int, Query(gt=0, description="Length of the leaf area in bytes.")],
-    ) -> Place:
-        """Lend a segment for the put of a key; 410 if there is none, and the bytes can travel in the body."""
+    ) -> None:
+        """Have an idle segment for the put of a key; 410 if there is none, and the bytes can travel in the body."""
         service.check_key(request, key, "write")
-        return await service.call(lambda: admission.lend(key, nbytes))
-
-    @routes.delete("/v1/segments/{ticket}", operation_id="returnSegment", status_code=204)
-    async def return_segment(ticket: Ticket, key: str, request: Request) -> None:
-        """Give a lent segment back without a put."""
-        service.check_key(request, key, "write")
-        admission.give_back(key, ticket)
+        await service.call(lambda: admission.prepare(key, nbytes))
 
     return routes

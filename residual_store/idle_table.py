@@ -1,0 +1,58 @@
+"""The idle table: the blocks of a shared arena that any client may take for its next put.
+
+The table is at the start of the arena's file, and only the server writes it.
+A client that wants a block takes the exclusive lock of the block first and then reads the entry again: the server changes
+an entry only while it has that lock, or while the client has it whose put names the block.
+So taking a block costs no request, and a client that dies with one has taken nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+
+from residual_store.digest import digest_of
+
+__all__ = ["TABLE_BYTES", "IdleTable"]
+
+TABLE_BYTES = 64 << 10
+
+_ENTRY = np.dtype([("start", "<u8"), ("nbytes", "<u8"), ("run", "V16")])
+
+
+class IdleTable:
+    """Up to 2,048 entries: where a block starts, how long it is, and the digest of the run whose bytes it may still hold."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._entries = np.frombuffer(memory, _ENTRY, TABLE_BYTES // _ENTRY.itemsize)
+
+    def offer(self, start: int, nbytes: int, run: str) -> None:
+        """Add a block; without a free entry it is not offered."""
+        free = np.flatnonzero(self._entries["start"] == 0)
+        if len(free):
+            entry = self._entries[free[0]]
+            entry["nbytes"], entry["run"] = nbytes, np.void(_digest(run))
+            # Last, because it makes the entry one.
+            entry["start"] = start
+
+    def withdraw(self, start: int) -> None:
+        """Take a block out again, if it is in the table."""
+        self._entries["start"][self._entries["start"] == start] = 0
+
+    def matching(self, nbytes: int, largest: int, run: str) -> Iterator[int]:
+        """The starts of the blocks of a run that have from ``nbytes`` to ``largest`` bytes."""
+        sizes = self._entries["nbytes"]
+        for index in np.flatnonzero((sizes >= nbytes) & (sizes <= largest)):
+            entry = self._entries[index]
+            if entry["start"] and entry["run"].tobytes() == _digest(run):
+                yield int(entry["start"])
+
+    def has(self, start: int, nbytes: int, run: str) -> bool:
+        """Whether a block is there, and is what it seemed to be."""
+        return any(start == found for found in self.matching(nbytes, 1 << 62, run))
+
+
+def _digest(run: str) -> bytes:
+    return digest_of(run.encode())
