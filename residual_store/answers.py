@@ -31,6 +31,7 @@ __all__ = [
     "read_leaf",
     "read_nothing",
     "read_page",
+    "read_placed_receipt",
     "read_program",
     "read_receipt",
     "read_stat",
@@ -111,6 +112,12 @@ def read_receipt(answer: Answer) -> Receipt:
     """The receipt of a put."""
     content = json.loads(answer.read())
     return _as(Receipt, content | {"platforms": tuple(content["platforms"])})
+
+
+def read_placed_receipt(answer: Answer) -> tuple[Receipt, Place | None]:
+    """The receipt of a put, and where the bundle's leaves are in shared memory, if they are."""
+    receipt, text = read_receipt(answer), answer.headers.get(SEGMENT_HEADER)
+    return receipt, Place.of_text(text) if text is not None else None
 
 
 def read_stat(answer: Answer) -> Stat:

@@ -53,6 +53,9 @@ class Arena(Protocol):
     def reclaim(self, start: int) -> bool:
         """End the validity of all places of a block; false, and nothing is done, while another process uses it."""
 
+    def void(self, place: Place) -> None:
+        """End the validity of a place: nobody finds the segment there any more, and who uses it already may go on."""
+
     def offer(self, start: int, nbytes: int, run: str) -> None:
         """Let clients take an idle block for their puts of a run."""
 
@@ -92,6 +95,9 @@ class PrivateArena:
 
     def reclaim(self, start: int) -> bool:
         return True
+
+    def void(self, place: Place) -> None:
+        """There are no places in this arena."""
 
     def offer(self, start: int, nbytes: int, run: str) -> None:
         """Nobody else sees this arena."""

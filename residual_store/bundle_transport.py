@@ -7,6 +7,8 @@ maps the leaves and copies nothing.
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ from residual_store.errors import DataLoss, SegmentUnavailable
 from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
+from residual_store.own_puts import OwnPuts
 from residual_store.place import ARENA_HEADER, BlockName
 from residual_store.segments import SegmentPool
 from residual_store.settings import Settings
@@ -61,6 +64,7 @@ class BundleTransport:
         self._exchange = exchange
         self._settings = settings
         self._pool = SegmentPool(total=settings.host_budget, idle_seconds=settings.segment_idle_seconds)
+        self._own_puts = OwnPuts()
         self._neighbourhood = Neighbourhood(
             lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
         )
@@ -102,8 +106,12 @@ class BundleTransport:
             yield memoryview(frame_head(sealed()))
 
         body = Body(sealed_head_nbytes(bundle.manifest), head)
+        ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
         query = {**query, "segment": block.to_text()}
-        return self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
+        receipt, place = self._exchange("PUT", path, answers.read_placed_receipt, query=query, body=body)
+        if place is not None:
+            self._own_puts.note(key, sealed(), place, ends=ends)
+        return receipt
 
     def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
@@ -115,6 +123,18 @@ class BundleTransport:
     def _prepare(self, key: str, nbytes: int) -> None:
         wanted = {"key": key, "nbytes": nbytes}
         self._exchange("POST", "/v1/segments", answers.read_nothing, query=wanted)
+
+    def own(self, key: str, *, verify: bool) -> Bundle | None:
+        """The bundle that this client has put under a key, if it is there still and in memory; no request is made."""
+        put = self._own_puts.find(key)
+        memory = self._neighbourhood.borrow(put.place) if put is not None else None
+        if put is None or memory is None:
+            self._own_puts.forget(key)
+            return None
+        bundle = Bundle.of_area(put.manifest, memory)
+        if verify:
+            bundle.verify(DataLoss)
+        return bundle
 
     def get(self, path: str, *, patience: float, verify: bool, mapped: bool = True) -> Bundle:
         """The bundle at a path, ``mapped`` if it can be; what comes in a body is always verified."""

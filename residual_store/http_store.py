@@ -97,6 +97,8 @@ class HttpStore(ClosedAtExit):
 
     def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:
         deadline = time.monotonic() + check_wait(wait)
+        if (own := self._transport.own(check_key(key, self.settings), verify=verify)) is not None:
+            return own
         while True:
             patience = min(max(deadline - time.monotonic(), 0.0), self.settings.max_wait_seconds)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import stat
@@ -53,6 +54,8 @@ class Neighbour:
             if (directory / NONCE).read_bytes().hex() != described["nonce"]:
                 raise NotShared("the server is on another host, or in a container with a /dev/shm of its own")
             self._path = directory / ARENA
+            self._guard = os.open(directory / NONCE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            weakref.finalize(self, os.close, self._guard)
             self._own, self._views = _map(self._path)
             self._table = IdleTable(self._views)
         except FileNotFoundError:
@@ -61,6 +64,16 @@ class Neighbour:
             ) from None
         except OSError as error:
             raise NotShared(f"the server's memory cannot be mapped: {error.strerror}") from None
+
+    @property
+    def lives(self) -> bool:
+        """Whether the server still has this arena: the kernel ends its lock with it."""
+        try:
+            fcntl.flock(self._guard, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._guard, fcntl.LOCK_UN)
+        return False
 
     def borrow(self, place: Place) -> Payload | None:
         """The bytes of a segment, which stays what it is until their last view dies; None if it is something else by now.

@@ -56,6 +56,9 @@ class Neighbourhood:
     def borrow(self, place: Place) -> Payload | None:
         """The memory at a place that the server named, as `Neighbour.borrow` gives it."""
         neighbour = self._neighbour
+        if neighbour is not None and not neighbour.lives:
+            self.forget()
+            return None
         return neighbour.borrow(place) if neighbour is not None else None
 
     def take(self, nbytes: int, run: str, prepare: Callable[[], None]) -> tuple[BlockName, Payload] | None:

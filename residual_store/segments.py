@@ -121,6 +121,11 @@ class SegmentPool:
         usage = self.usage
         return usage.held + usage.idle == 0
 
+    def void(self, place: Place | None) -> None:
+        """Let no other process find the segment at a place any more."""
+        if place is not None and self._arena is not None:
+            self._arena.void(place)
+
     def settle(self) -> None:
         """Take in what has come back, so that clients on this host find it."""
         with self._lock:

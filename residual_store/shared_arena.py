@@ -108,6 +108,11 @@ class SharedArena:
                 self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
             return alone
 
+    def void(self, place: Place) -> None:
+        start = place.offset - PAGE
+        if self._memory[start : start + TICKET_BYTES].hex() == place.ticket:
+            self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
+
     def offer(self, start: int, nbytes: int, run: str) -> None:
         self._table.offer(start, nbytes, run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from residual_store.bundle import Bundle
@@ -28,6 +29,8 @@ class HostTier:
     """
 
     def __init__(self) -> None:
+        self.on_removal: Callable[[Bundle], None] = lambda bundle: None
+        """Called with each bundle that its key stands for no more, before that can be seen."""
         self.index = Index(None, tier="host")
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._lock = threading.Lock()
@@ -39,6 +42,7 @@ class HostTier:
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
         """Hold a bundle that is nowhere else."""
         with self._lock:
+            self._let_go(stat.key)
             self._held[stat.key] = _Held(bundle, ttl)
             self._held.move_to_end(stat.key)
             self.index.set(Entry(stat=stat))
@@ -57,8 +61,19 @@ class HostTier:
     def remove(self, key: str) -> None:
         """Let go of a bundle or copy; its memory is free when its last view dies."""
         with self._lock:
-            self._held.pop(key, None)
+            self._let_go(key)
             self.index.remove(key)
+
+    def renew(self, key: str) -> None:
+        """Let no client take its copy of a bundle's lease for the one that the bundle has from now on."""
+        held = self._held.get(key)
+        if held is not None:
+            self.on_removal(held.bundle)
+
+    def _let_go(self, key: str) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self.on_removal(held.bundle)
 
     def drop_copy(self) -> bool:
         """Let go of the oldest copy; false if there is none."""

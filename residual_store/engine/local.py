@@ -252,6 +252,7 @@ class LocalStore(ClosedAtExit):
         check_ttl(ttl, self.settings)
         with self._writing.of(key):
             self.stat(key)
+            self._host.renew(key)
             self._catalog.lease(key, ttl)
         return self.stat(key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from residual_store.arena import Arena
+from residual_store.bundle import Bundle
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
@@ -38,6 +39,7 @@ class HostMemory:
             idle_seconds=settings.segment_idle_seconds,
         )
         self._host = host
+        host.on_removal = self.forget
         self._durable = durable
         self._writing = writing
         self.spilled = 0
@@ -68,6 +70,10 @@ class HostMemory:
             except NoRoom:
                 if not self._make_room(nbytes):
                     raise self._refusal(nbytes) from None
+
+    def forget(self, bundle: Bundle) -> None:
+        """Let no client find a bundle that is no more what its key stands for."""
+        self._pool.void(bundle.place)
 
     def settle(self) -> None:
         """Offer what has come back to clients on this host."""

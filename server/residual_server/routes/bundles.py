@@ -17,7 +17,7 @@ from residual_server.service import Service
 from residual_store.bundle import Bundle
 from residual_store.engine.local import LocalStore
 from residual_store.frame import MEDIA_TYPE, FrameReader, frame_head, frame_nbytes, frame_parts
-from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName
+from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
 from residual_store.stat import digest_of_manifest
 from residual_store.store import IfExists, Receipt
 
@@ -69,15 +69,18 @@ def router(service: Service) -> APIRouter:
         else:
             head, block = await receive_head(request, store.settings), BlockName.of_text(segment)
 
-        def put() -> Receipt:
+        def put() -> tuple[Receipt, Place | None]:
             whole = bundle if segment is None else _adopted(store, key, head, block, if_exists)
-            return store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists)
+            receipt = store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists)
+            stays = segment is not None and receipt.tier == "host" and not receipt.existed
+            return receipt, whole.place if stays else None
 
-        receipt = await service.call(put)
+        receipt, place = await service.call(put)
         receipt = replace(receipt, transport="http" if segment is None else "segment")
         return Response(
             msgspec.json.encode(receipt),
             status_code=200 if receipt.existed else 201,
+            headers={} if place is None else {SEGMENT_HEADER: place.to_text()},
             media_type="application/json",
         )
 
