@@ -154,13 +154,13 @@ class Leaf(Entry, frozen=True, kw_only=True):
     def encoded_nbytes(self) -> int:
         """The ``nbytes`` that this dtype, shape and encoding must have."""
         match self.encoding:
+            case "raw":
+                return self.array_nbytes
             case "constant":
                 return dtypes.element_bytes(self.dtype)
             case "bits":
                 return -(-self.elements // 8)
-            case "alias":
-                return 0
-        return self.array_nbytes
+        return 0
 
     def fits(self, settings: Settings) -> bool:
         return (
