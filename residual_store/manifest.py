@@ -188,7 +188,7 @@ def decode(data: bytes, settings: Settings) -> Manifest:
 
     What comes out as it went in was written by `encode`; anything else is read again, field by field.
     """
-    with contextlib.suppress(InvalidManifest, ValueError, RecursionError):
+    with contextlib.suppress(InvalidManifest, msgspec.MsgspecError, ValueError, RecursionError):
         manifest = decode_as_written(data, settings)
         if manifest.packed == data:
             return manifest
