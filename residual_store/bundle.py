@@ -17,9 +17,10 @@ from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.layout import offsets_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue, labels
+from residual_store.place import Place
 from residual_store.settings import Settings
 
-__all__ = ["Bundle", "Payload", "digest_of"]
+__all__ = ["Bundle", "Payload", "damaged", "digest_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Bundle:
     """A manifest and, for each leaf, its encoded bytes as a one-dimensional uint8 array.
 
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
+    ``place`` says where other processes of this host find the leaf area, if they can.
     ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
@@ -37,6 +39,7 @@ class Bundle:
     manifest: Manifest
     payloads: tuple[Payload, ...]
     owned: bool = False
+    place: Place | None = None
     area: Payload | None = None
 
     @classmethod
@@ -146,7 +149,7 @@ class Bundle:
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
             if payload.nbytes != leaf.nbytes:
-                raise _damaged(leaf, InvalidFrame)
+                raise damaged(leaf, InvalidFrame)
 
     def _sealed(self, digests: list[bytes]) -> Manifest:
         """The manifest with the ``digests`` of the payloads."""
@@ -156,7 +159,7 @@ class Bundle:
         for leaf in self.manifest.leaves:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
-                raise _damaged(leaf, InvalidFrame)
+                raise damaged(leaf, InvalidFrame)
             leaves.append(leaf if leaf.digest else msgspec.structs.replace(leaf, digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
@@ -166,10 +169,11 @@ class Bundle:
         for leaf, payload in zip(leaves, self.payloads, strict=True):
             digest = digest_of(payload) if leaf.alias_of is None else leaves[leaf.alias_of].digest
             if leaf.digest != digest:
-                raise _damaged(leaf, error)
+                raise damaged(leaf, error)
 
 
-def _damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+    """The error for a leaf whose bytes are not those of its digest."""
     return error(
         f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
         leaf=leaf.path,

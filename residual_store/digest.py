@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["Payload", "copy_and_digest", "digest_of"]
+__all__ = ["DIGEST_BYTES", "Payload", "copy_and_digest", "digest_of"]
 
 type Payload = npt.NDArray[np.uint8]
+
+DIGEST_BYTES = 16
 
 _BLOCK = 256 << 10
 """Bytes that stay in the cache of a core between being copied and being hashed."""
@@ -31,9 +33,9 @@ def copy_and_digest(source: Payload, target: Payload) -> bytes:
     if source.nbytes <= _BLOCK:
         target[:] = source
         return digest_of(target)
-    digest = xxhash.xxh3_128()
+    digest, there, here = xxhash.xxh3_128(), memoryview(target), memoryview(source)
     for start in range(0, source.nbytes, _BLOCK):
-        block = target[start : start + _BLOCK]
-        block[:] = source[start : start + _BLOCK]
+        block = there[start : start + _BLOCK]
+        block[:] = here[start : start + _BLOCK]
         digest.update(block)
     return digest.digest()

@@ -58,8 +58,7 @@ _ML_NAMES = [
 
 DTYPES: Mapping[str, np.dtype] = {
     **{name: np.dtype(name) for name in NUMPY_NAMES},
-    # ml_dtypes has the 1-bit types since 0.6.
-    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)},
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES},
     FLOAT0: np.dtype([("float0", np.void, 0)]),
 }
 """Canonical name -> numpy dtype, for every dtype that a residual of JAX can have."""
