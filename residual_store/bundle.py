@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -78,7 +79,8 @@ class Bundle:
         payloads = tuple([one.payload for one in encoded])
         lengths = [payload.size for payload in payloads]
         leaves = [
-            leaf.changed(
+            msgspec.structs.replace(
+                leaf,
                 encoding=one.encoding,
                 alias_of=one.alias_of,
                 same_array=one.same_array,
@@ -160,19 +162,16 @@ class Bundle:
             digest = digests[self.manifest.source(leaf.index).index]
             if leaf.digest not in (b"", digest):
                 raise damaged(leaf, InvalidFrame)
-            leaves.append(leaf if leaf.digest else leaf.changed(digest=digest))
+            leaves.append(leaf if leaf.digest else msgspec.structs.replace(leaf, digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
         """Raise ``error``, which names the leaf, if any leaf's bytes differ from its digest."""
-        for leaf in self.manifest.leaves:
-            source = self.manifest.source(leaf.index)
-            intact = leaf.digest == source.digest if leaf is not source else self._is_intact(leaf)
-            if not intact:
+        leaves = self.manifest.leaves
+        for leaf, payload in zip(leaves, self.payloads, strict=True):
+            digest = digest_of(payload) if leaf.alias_of is None else leaves[leaf.alias_of].digest
+            if leaf.digest != digest:
                 raise damaged(leaf, error)
-
-    def _is_intact(self, leaf: Leaf) -> bool:
-        return digest_of(self.payloads[leaf.index]) == leaf.digest
 
 
 def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:

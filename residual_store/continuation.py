@@ -7,7 +7,7 @@ import socket
 
 __all__ = ["ASK_FIRST_BYTES", "may_send"]
 
-ASK_FIRST_BYTES = 1 << 20
+ASK_FIRST_BYTES = 8 << 20
 """A body above this is announced first, so that one that is refused is not sent in vain."""
 
 _SECONDS = 1.0

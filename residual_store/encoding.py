@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,12 +19,13 @@ __all__ = ["Encoded", "decode", "encode_all"]
 type Host = npt.NDArray[np.generic]
 
 _LITTLE = "<=|" if sys.byteorder == "little" else "<|"
+_LITTLE_DTYPES = {name: dtype.newbyteorder("<") for name, dtype in DTYPES.items()}
 _NOTHING = np.empty(0, np.uint8)
 _DIGESTED_AT_ONCE = 4096
 """Bytes up to which a digest costs no more than a sample."""
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True):
     """One leaf after encoding; an alias has no payload of its own, and a large one no digest yet."""
 
     encoding: Encoding
@@ -74,13 +75,14 @@ def _same_layout(one: Host, other: Host) -> bool:
 def _encode(host: Host) -> tuple[Encoding, Payload]:
     if not host.nbytes:
         return "raw", _NOTHING
-    if host.dtype.byteorder not in _LITTLE or not host.flags.c_contiguous:
-        host = np.ascontiguousarray(host.astype(host.dtype.newbyteorder("<"), copy=False))
+    dtype = host.dtype
+    if dtype.byteorder not in _LITTLE or not host.flags.c_contiguous:
+        host = np.ascontiguousarray(host.astype(dtype.newbyteorder("<"), copy=False))
     payload = host.reshape(-1).view(np.uint8)
     if host.size > 1:
-        if is_constant(payload, host.itemsize):
-            return "constant", payload[: host.itemsize]
-        if host.dtype == np.bool_:
+        if is_constant(payload, dtype.itemsize):
+            return "constant", payload[: dtype.itemsize]
+        if dtype.kind == "b":
             return "bits", np.packbits(payload, bitorder="little")
     return "raw", payload
 
@@ -98,13 +100,12 @@ def decode(source: Leaf, payload: Payload, *, as_leaf: Leaf | None = None) -> Ho
 
 
 def _decode(leaf: Leaf, payload: Payload) -> Host:
-    dtype = DTYPES[leaf.dtype]
     if leaf.encoding == "bits":
         bits = np.unpackbits(payload, count=leaf.elements, bitorder="little")
         return bits.view(np.bool_).reshape(leaf.shape)
     if not leaf.array_nbytes:
-        return np.zeros(leaf.shape, dtype)
-    values = payload.view(dtype.newbyteorder("<"))
+        return np.zeros(leaf.shape, DTYPES[leaf.dtype])
+    values = payload.view(_LITTLE_DTYPES[leaf.dtype])
     return (
         np.broadcast_to(values.reshape(()), leaf.shape)
         if leaf.encoding == "constant"

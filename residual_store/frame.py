@@ -40,7 +40,8 @@ _PAGE = 4096
 _SMALL = 64 << 10
 """Bytes from which a leaf is sent from where it lies."""
 
-_LONGEST_RUN = 1 << 20
+_LONGEST_RUN = 256 << 10
+"""Bytes that are joined at most: more would be fresh memory each time, whose page faults cost more than a write."""
 
 
 def _page_end(nbytes: int) -> int:

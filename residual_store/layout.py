@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from residual_store.errors import InvalidManifest
 from residual_store.leaf import Leaf
 
-__all__ = ["ALIGNMENT", "check_encoding", "check_layout", "offsets_of"]
+__all__ = ["ALIGNMENT", "check_layout", "offsets_of"]
 
 ALIGNMENT = 64
 """Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
@@ -30,23 +30,24 @@ def check_layout(leaves: Sequence[Leaf]) -> None:
     """Raise `InvalidManifest`, which names the leaf, unless order, lengths, offsets and encodings are as they must be."""
     lengths = [leaf.encoded_nbytes for leaf in leaves]
     for index, (leaf, nbytes, offset) in enumerate(zip(leaves, lengths, offsets_of(lengths), strict=True)):
-        where = f"leaves[{index}]"
-        if leaf.index != index:
-            raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
-        if leaf.nbytes != nbytes:
-            raise InvalidManifest(
-                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
-            )
-        if leaf.offset != offset:
-            raise InvalidManifest(
-                f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
-                "no overlap and no gap beyond padding"
-            )
-        check_encoding(leaf, leaves)
+        if leaf.index != index or leaf.nbytes != nbytes or leaf.offset != offset:
+            raise InvalidManifest(f"leaves[{index}].{_misplaced(leaf, index, nbytes, offset)}")
+        if leaf.encoding != "raw" or leaf.alias_of is not None or leaf.kind != "array":
+            _check_encoding(leaf, leaves)
 
 
-def check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
-    """Raise `InvalidManifest` if a leaf, which is to stand among ``leaves``, has an encoding that has no meaning."""
+def _misplaced(leaf: Leaf, index: int, nbytes: int, offset: int) -> str:
+    if leaf.index != index:
+        return f"index is {leaf.index}; leaves stand in the order of their index"
+    if leaf.nbytes != nbytes:
+        return f"nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
+    return (
+        f"offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
+        "no overlap and no gap beyond padding"
+    )
+
+
+def _check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
     where = f"leaves[{leaf.index}]"
     if (leaf.alias_of is None) == (leaf.encoding == "alias"):
         raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")

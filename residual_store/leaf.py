@@ -116,7 +116,7 @@ class Leaf(Entry, frozen=True, kw_only=True):
     """One residual array: where it sits in the VJP object, what it is, and where its bytes are.
 
     ``offset`` counts from the start of the leaf area, ``nbytes`` is the length after ``encoding``, and ``digest`` is
-    the xxh3-128 of those bytes.
+    the xxh3-128 of those bytes, empty until it is taken.
     A typed PRNG key array (``kind`` "key") holds its key data: ``dtype`` and ``shape`` are those of the data and
     ``key_impl`` names the implementation.
     """
@@ -154,13 +154,13 @@ class Leaf(Entry, frozen=True, kw_only=True):
     def encoded_nbytes(self) -> int:
         """The ``nbytes`` that this dtype, shape and encoding must have."""
         match self.encoding:
+            case "raw":
+                return self.array_nbytes
             case "constant":
                 return dtypes.element_bytes(self.dtype)
             case "bits":
                 return -(-self.elements // 8)
-            case "alias":
-                return 0
-        return self.array_nbytes
+        return 0
 
     def fits(self, settings: Settings) -> bool:
         return (

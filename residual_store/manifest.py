@@ -188,8 +188,8 @@ def decode(data: bytes, settings: Settings) -> Manifest:
 
     What comes out as it went in was written by `encode`; anything else is read again, field by field.
     """
-    with contextlib.suppress(InvalidManifest, msgspec.DecodeError, RecursionError):
-        manifest = _decode_as_written(data, settings)
+    with contextlib.suppress(InvalidManifest, msgspec.MsgspecError, ValueError, RecursionError):
+        manifest = decode_as_written(data, settings)
         if manifest.packed == data:
             return manifest
     entry = unpack(data, settings)
@@ -200,8 +200,11 @@ def decode(data: bytes, settings: Settings) -> Manifest:
     return _read(entry, each, settings)
 
 
-def _decode_as_written(data: bytes, settings: Settings) -> Manifest:
-    """The manifest in ``data``, its entries read by msgspec, which has no eye for keys that stand twice."""
+def decode_as_written(data: bytes, settings: Settings) -> Manifest:
+    """The manifest in ``data`` if `encode` wrote it, its entries read by msgspec.
+
+    It has no eye for keys that stand twice, so what is read counts only if it is packed to ``data`` again.
+    """
     wire = _DECODER.decode(data)
     rest = {name: getattr(wire, name) for name in _NAMES if name not in _ENTRIES}
 

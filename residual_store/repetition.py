@@ -38,8 +38,10 @@ def is_constant(payload: Payload, itemsize: int) -> bool:
     one = first[:itemsize]
     if not first.endswith(one):
         return False
-    for part in (payload[-2 * _WORD :].tobytes(), payload[:_START].tobytes()):
-        if part != one * (len(part) // itemsize):
+    elements = payload.reshape(-1, itemsize)
+    samples = elements[:: len(elements) // _SAMPLES | 1]
+    for part in (payload[-2 * _WORD :], payload[:_START], samples):
+        if part.tobytes() != one * (part.size // itemsize):
             return False
     if payload.size <= _START:
         return True

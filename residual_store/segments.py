@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, PrivateArena, arena_bytes
 from residual_store.bundle import Payload
@@ -62,16 +62,6 @@ class _Block:
     idle_since: float = 0.0
 
 
-@dataclass
-class _Blocks:
-    """What is known of the blocks of one pool; its lock is held while this changes."""
-
-    space: AddressSpace
-    idle: dict[int, deque[_Block]] = field(default_factory=dict)
-    lingering: list[_Block] = field(default_factory=list)
-    """Blocks without a view in this process that another process still uses."""
-
-
 class SegmentPool:
     """Hands out segments within a total of bytes; safe to use from several threads.
 
@@ -101,7 +91,10 @@ class SegmentPool:
         self._smallest = smallest
         self._idle_seconds = idle_seconds
         self._clock = clock
-        self._blocks = _Blocks(_space(self._arena))
+        self._space = _space(self._arena)
+        self._idle: dict[int, deque[_Block]] = {}
+        # Blocks without a view in this process that another process still uses.
+        self._lingering: list[_Block] = []
         self._usage = PoolUsage(0, 0, 0, 0)
         self._lock = threading.Lock()
         # Views die at any moment, in any thread, so what they leave is only noted, and taken in at the next call.
@@ -152,10 +145,10 @@ class SegmentPool:
                 block = self._recycled(size, run) or self._fresh(size, run)
         if block is None:
             return self._on_heap(nbytes)
+        self._trimmer.start()
         segment = self._segment(replace(block, run=run), nbytes)
         if block.run != run:
             segment.memory[:] = 0
-        self._trimmer.start()
         return segment
 
     def adopt(self, name: BlockName, nbytes: int, *, run: str) -> Segment | None:
@@ -165,7 +158,7 @@ class SegmentPool:
                 if block.start == name.start and block.run == run and nbytes <= block.nbytes:
                     if self._arena is None or not self._arena.taken(name):
                         return None
-                    self._blocks.idle[block.nbytes].remove(block)
+                    self._idle[block.nbytes].remove(block)
                     self._count(held=block.nbytes, idle=-block.nbytes, recycled=1)
                     return self._segment(block, nbytes)
         return None
@@ -199,7 +192,7 @@ class SegmentPool:
         """
         waiting: list[_Block] = []
         if lingering:
-            waiting, self._blocks.lingering = self._blocks.lingering, []
+            waiting, self._lingering = self._lingering, []
         while self._returned:
             returned = self._returned.popleft()
             if isinstance(returned, int):
@@ -209,17 +202,17 @@ class SegmentPool:
         for block in waiting:
             if self._arena is not None and self._arena.reclaim(block.start):
                 self._count(held=-block.nbytes, idle=block.nbytes)
-                idle = self._blocks.idle.setdefault(block.nbytes, deque())
+                idle = self._idle.setdefault(block.nbytes, deque())
                 idle.append(replace(block, idle_since=self._clock()))
                 self._arena.offer(block.start, block.nbytes, block.run)
             else:
-                self._blocks.lingering.append(block)
+                self._lingering.append(block)
 
     def _recycled(self, nbytes: int, run: str) -> _Block | None:
         """An idle block of this class or one of the next few, one of the same run if there is one."""
-        for size in sorted(size for size, blocks in self._blocks.idle.items() if blocks):
+        for size in sorted(size for size, blocks in self._idle.items() if blocks):
             if nbytes <= size <= largest_for(nbytes):
-                blocks = self._blocks.idle[size]
+                blocks = self._idle[size]
                 for block in sorted(blocks, key=lambda block: (block.run != run, -block.idle_since)):
                     if self._withdrawn(block):
                         self._count(held=size, recycled=1)
@@ -230,20 +223,20 @@ class SegmentPool:
         """Whether a block is idle no more and nobody's; false if a client has it."""
         if self._arena is None or not self._arena.withdraw(block.start):
             return False
-        self._blocks.idle[block.nbytes].remove(block)
+        self._idle[block.nbytes].remove(block)
         self._count(idle=-block.nbytes)
         return True
 
     def _fresh(self, nbytes: int, run: str) -> _Block | None:
         """A block with new memory; None if the arena has no room for it and the budget has."""
         self._make_room(nbytes)
-        start = self._blocks.space.take(PAGE + nbytes)
+        start = self._space.take(PAGE + nbytes)
         if start is None or self._arena is None:
             return None
         try:
             self._arena.populate(start, PAGE + nbytes)
         except NoRoom:
-            self._blocks.space.give(start, PAGE + nbytes)
+            self._space.give(start, PAGE + nbytes)
             return None
         self._count(held=nbytes, fresh=1)
         return _Block(start=start, nbytes=nbytes, run=run)
@@ -259,15 +252,13 @@ class SegmentPool:
 
     def _oldest(self) -> list[_Block]:
         """All idle blocks, the longest idle first."""
-        return sorted(
-            itertools.chain.from_iterable(self._blocks.idle.values()), key=lambda block: block.idle_since
-        )
+        return sorted(itertools.chain.from_iterable(self._idle.values()), key=lambda block: block.idle_since)
 
     def _forget(self, block: _Block) -> None:
         """Give the memory of an idle block back, unless a client has taken it."""
         if self._arena is not None and self._withdrawn(block):
             self._arena.forget(block.start, PAGE + block.nbytes)
-            self._blocks.space.give(block.start, PAGE + block.nbytes)
+            self._space.give(block.start, PAGE + block.nbytes)
 
     # All below is called without the lock
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 import xxhash
 
 from residual_store.bundle import damaged
+from residual_store.digest import digest_of
 from residual_store.errors import InvalidFrame
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
@@ -46,6 +47,11 @@ def _steps(manifest: Manifest, area: memoryview) -> Generator[int, int]:
             _compare(leaf, manifest.leaves[leaf.alias_of].digest)
             continue
         end = leaf.offset + leaf.nbytes
+        if leaf.nbytes <= _BLOCK:
+            while there < end:
+                there = yield end
+            _compare(leaf, digest_of(area[leaf.offset : end]))
+            continue
         digest = xxhash.xxh3_128()
         for start in range(leaf.offset, end, _BLOCK):
             stop = min(start + _BLOCK, end)

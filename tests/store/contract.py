@@ -44,6 +44,15 @@ class StoreContract:
         store.put(f"{run}/a", bundle)
         assert_equal(store.get(f"{run}/a"), bundle)
 
+    def test_sealed_or_not_the_same_is_stored(self, store: Store, run: str) -> None:
+        """A bundle whose digests are taken on the way is stored under the digest of one that had them before."""
+        bundle = noise(3, 300_000, 5000)
+        assert not bundle.is_sealed
+        taken = store.put(f"{run}/a", bundle)
+        assert taken.digest == store.put(f"{run}/b", bundle.sealed()).digest
+        assert store.put(f"{run}/a", bundle).existed
+        assert_equal(store.get(f"{run}/a"), bundle)
+
     @pytest.mark.parametrize("name", DTYPES)
     def test_one_leaf_comes_back_bit_by_bit(self, store: Store, run: str, name: str) -> None:
         """A single leaf of each dtype can be had without the others."""

@@ -32,6 +32,9 @@ _FRAME_BODY: dict[str, Any] = {
     }
 }
 
+_AT_ONCE = 64 << 10
+"""Bytes of a frame that is joined and sent in one piece, because each piece costs more than its copy."""
+
 type Wait = Annotated[float, Query(ge=0, description="Seconds to wait for a bundle that is not there yet.")]
 
 
@@ -99,13 +102,16 @@ def router(service: Service) -> APIRouter:
         service.check_key(request, key, "read")
         bundle = await service.when_there(key, wait, lambda: store.get(key))
         head = frame_head(bundle.manifest)
+        length = frame_nbytes(head, bundle.manifest)
         headers = {
-            "Content-Length": str(frame_nbytes(head, bundle.manifest)),
+            "Content-Length": str(length),
             "ETag": f'"{digest_of_manifest(bundle.manifest)}"',
         }
         if bundle.place is not None and request.headers.get(ARENA_HEADER) == bundle.place.arena:
             headers |= {"Content-Length": str(len(head)), SEGMENT_HEADER: bundle.place.to_text()}
             return Response(head, headers=headers, media_type=MEDIA_TYPE)
+        if length <= _AT_ONCE:
+            return Response(b"".join(frame_parts(head, bundle)), headers=headers, media_type=MEDIA_TYPE)
         return StreamingResponse(_frame(head, bundle), headers=headers, media_type=MEDIA_TYPE)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)

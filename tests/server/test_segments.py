@@ -1,0 +1,188 @@
+"""Segments over HTTP: what a server and a client on one host share, and what they must not mix up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from residual_store import Bundle, Store, open_store
+from residual_store.errors import InvalidFrame, NotFound, SegmentUnavailable
+from residual_store.frame import frame_head
+from tests.server.raw import Connection, head_of
+from tests.servers import Server, running_server, start_server, until
+from tests.store.bundles import assert_equal, noise
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store(memory_server: Server) -> Iterator[Store]:
+    """A client that uses segments for what is large."""
+    with open_store(memory_server.url) as store:
+        yield store
+
+
+@pytest.fixture
+def other(memory_server: Server) -> Iterator[Store]:
+    """Another client, which knows nothing of the first one's puts."""
+    with open_store(memory_server.url, segments=False) as store:
+        yield store
+
+
+def test_a_receipt_says_which_way_the_bytes_went(store: Store, other: Store) -> None:
+    """Through a segment, or over HTTP and why."""
+    large = store.put("way/large", noise(8 * MIB))
+    small = store.put("way/small", noise(MIB))
+    plain = other.put("way/plain", noise(8 * MIB))
+    assert (large.transport, large.transport_note) == ("segment", None)
+    assert (small.transport, small.transport_note) == ("http", "below 4194304 bytes one request is faster")
+    assert (plain.transport, plain.transport_note) == ("http", "shared memory is turned off")
+
+
+def test_a_get_copies_nothing(store: Store, other: Store) -> None:
+    """Two gets show the same memory of the server, which no view of this process can write to."""
+    bundle = noise(8 * MIB)
+    other.put("map/a", bundle)
+    assert_equal(store.get("map/a"), bundle)
+    one, two = store.get("map/a"), store.get("map/a")
+    assert_equal(one, bundle)
+    assert one.payloads[0].ctypes.data == two.payloads[0].ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        one.payloads[0][0] = 1
+
+
+def test_a_put_again_uses_the_memory_again(store: Store) -> None:
+    """After a delete the same block takes the next bundle; /v1/usage counts it."""
+    store.put("again/a", noise(8 * MIB))
+    store.delete("again/a")
+    before = store.usage()
+    for seed in range(5):
+        bundle = noise(8 * MIB, seed=seed)
+        store.put("again/a", bundle)
+        assert_equal(store.get("again/a"), bundle)
+        store.delete("again/a")
+    after = store.usage()
+    assert after.segments_fresh == before.segments_fresh
+    assert after.segments_recycled >= before.segments_recycled + 5
+
+
+class TestOwnPuts:
+    """What a client gets without a request is what a request would bring."""
+
+    def test_a_deleted_bundle_is_gone(self, store: Store, other: Store) -> None:
+        """Also if somebody else deleted it."""
+        store.put("own/deleted", noise(8 * MIB))
+        other.delete("own/deleted")
+        with pytest.raises(NotFound):
+            store.get("own/deleted")
+
+    def test_a_replaced_bundle_is_the_new_one(self, store: Store, other: Store) -> None:
+        """Also if somebody else replaced it, whichever way it came."""
+        store.put("own/replaced", noise(8 * MIB))
+        new = noise(8 * MIB, seed=1)
+        other.put("own/replaced", new, if_exists="replace")
+        assert_equal(store.get("own/replaced"), new)
+        newer = noise(8 * MIB, seed=2)
+        store.put("own/replaced", newer, if_exists="replace")
+        assert_equal(store.get("own/replaced"), newer)
+
+    def test_a_lease_that_ended_is_over(self, store: Store, other: Store) -> None:
+        """By the time that the put gave it, and by one that somebody else gave it later."""
+        store.put("own/leased", noise(8 * MIB), ttl=0.001)
+        until(lambda: not _is_there(other, "own/leased"))
+        assert not _is_there(store, "own/leased")
+        store.put("own/leased", noise(8 * MIB, seed=1), ttl=1000)
+        assert _is_there(store, "own/leased")
+        other.touch("own/leased", ttl=0.001)
+        until(lambda: not _is_there(other, "own/leased"))
+        assert not _is_there(store, "own/leased")
+
+    def test_a_view_outlives_its_bundle(self, store: Store, other: Store) -> None:
+        """What was got before a deletion stays as it was, while the server's memory is used for other bundles."""
+        bundle = noise(8 * MIB)
+        store.put("own/view", bundle)
+        got = store.get("own/view")
+        store.delete("own/view")
+        for seed in range(1, 4):
+            other.put(f"own/{seed}", noise(8 * MIB, seed=seed))
+        assert_equal(got, bundle)
+
+    def test_what_a_dead_server_had_is_not_given(self) -> None:
+        """After SIGKILL and a new start under the same URL, a bundle in memory is gone, and puts work again."""
+        first = start_server()
+        with open_store(first.url) as store:
+            lost = noise(8 * MIB)
+            store.put("own/lost", lost)
+            assert_equal(store.get("own/lost"), lost)
+            first.stop(signal.SIGKILL)
+            with running_server(options=["--port", str(first.port)]):
+                with pytest.raises(NotFound):
+                    store.get("own/lost")
+                bundle = noise(8 * MIB, seed=1)
+                assert store.put("own/new", bundle).transport == "segment"
+                assert_equal(store.get("own/new"), bundle)
+
+    def test_a_spilled_bundle_comes_from_the_disk(self, tmp_path: Path) -> None:
+        """When the server needs the memory, the client's own put moves to the disk, and is read there."""
+        environment = {"RESIDUAL_STORE_HOST_BYTES": str(20 * MIB)}
+        with (
+            running_server(root=tmp_path, environment=environment) as server,
+            open_store(server.url) as store,
+        ):
+            bundles = {f"spill/{seed}": noise(8 * MIB, seed=seed) for seed in range(4)}
+            for key, bundle in bundles.items():
+                store.put(key, bundle, durability="host")
+            for key, bundle in bundles.items():
+                assert_equal(store.get(key, verify=True), bundle)
+            assert store.stat("spill/0").tier == "durable"
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.get(key)
+    except NotFound:
+        return False
+    return True
+
+
+def test_a_block_that_nobody_has_is_refused(store: Store, memory_server: Server) -> None:
+    """A put that names a block which its sender has not taken stores nothing, whatever the block is."""
+    store.put("block/a", noise(8 * MIB))
+    arena = str(_capabilities(memory_server)["directory"]).rpartition("/")[2]
+    head = frame_head(noise(8 * MIB).sealed().manifest)
+    for block in (f"{arena}:65536", f"{arena}:0", f"{arena}:999999999999", "elsewhere:65536"):
+        with Connection(memory_server.url) as connection:
+            path = f"/v1/bundles/block/b?segment={block}"
+            connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
+            answer = connection.answer()
+        assert (answer.status, answer.code) == (410, SegmentUnavailable.code)
+    assert not _is_there(store, "block/b")
+
+
+def test_a_body_that_goes_on_after_the_head_is_refused(memory_server: Server) -> None:
+    """With a segment, the body is the head of the frame and nothing more."""
+    head = frame_head(noise(8 * MIB).sealed().manifest) + b"more"
+    with Connection(memory_server.url) as connection:
+        path = "/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536"
+        connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
+        answer = connection.answer()
+    assert (answer.status, answer.code) == (400, InvalidFrame.code)
+
+
+def test_a_segment_is_verified_when_it_is_asked_for(store: Store, other: Store) -> None:
+    """``verify`` reads all bytes again, and finds them right."""
+    bundle = Bundle.of_arrays({"h": np.arange(2 * MIB, dtype=np.float32)})
+    store.put("verify/a", bundle)
+    assert_equal(store.get("verify/a", verify=True), bundle)
+    assert_equal(other.get("verify/a", verify=True), bundle)
+
+
+def _capabilities(server: Server) -> dict[str, object]:
+    with Connection(server.url) as connection:
+        connection.send(head_of("GET", "/v1/capabilities"))
+        arena: dict[str, object] = connection.answer().json["arena"]
+        return arena
