@@ -95,6 +95,7 @@ class Usage:
     """How much a store holds, in bundles and bytes.
 
     ``host_held_bytes`` counts all memory that bundles and bodies in flight hold, out of ``host_total_bytes``.
+    ``unindexed`` counts the bundles on disk that ``runs`` may not tell about yet, because the index is being made anew.
     """
 
     runs: tuple[RunUsage, ...]
@@ -102,6 +103,7 @@ class Usage:
     host_total_bytes: int
     expired: int
     spilled: int
+    unindexed: int = 0
 
 
 class Store(Protocol):
