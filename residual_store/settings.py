@@ -74,7 +74,9 @@ class Settings:
         "smaller leaves share one array on disk: 1,000 of 4 KiB take 4 ms packed and 75 to 110 ms apart",
     )
     chunk_bytes: int = _setting(
-        8 * MIB, "bytes", "chunk of a large leaf on disk; chunks are written and read in parallel"
+        16 * MIB,
+        "bytes",
+        "chunk of a large leaf on disk; the kernel reads long runs ahead, and a checksum of less is taken while others are written",
     )
     page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
     max_wait_seconds: float = _setting(

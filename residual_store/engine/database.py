@@ -6,7 +6,8 @@ leaves are packed, so a bundle is a few files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import tensorstore as ts
 
 from residual_store.bundle import Bundle, Payload
-from residual_store.engine.chunks import ChunkReader
+from residual_store.closing import ClosedAtExit
+from residual_store.engine.arrays import StoredArray
 from residual_store.engine.faults import check_is_damage, told_apart
 from residual_store.engine.leaves import PACKED, LeafReader, as_stored, path_of
 from residual_store.engine.record import Record
+from residual_store.engine.values import FileValues, StoreValues, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
 from residual_store.settings import Settings
@@ -25,14 +28,16 @@ from residual_store.settings import Settings
 __all__ = ["Database"]
 
 _RECORD = "record"
-_DATA_FILES = 8
+_DATA_FILES = 4
 _DATA_FILE_BYTES = 32 << 20
+_INLINE_BYTES = 512
 
 
-class Database:
+class Database(ClosedAtExit):
     """The OCDBT database below one key-value store ``spec``; ``what`` names the bundle in errors.
 
     ``directory`` is where it lies, if that is on a file system.
+    What was read of it once is not read again, so it is opened for one call.
     """
 
     def __init__(
@@ -49,6 +54,10 @@ class Database:
         self._settings = settings
         self._what = what
         self._directory = directory
+
+    def close(self) -> None:
+        if "_values" in self.__dict__:
+            self._values.close()
 
     # Writing
 
@@ -68,8 +77,10 @@ class Database:
         if record.packed:
             arrays[PACKED] = np.concatenate([bundle.payloads[leaf.index] for leaf in record.packed])
         spec = self._new_spec(bundle.manifest.nbytes)
-        for one in [self._write_array(spec, transaction, path, values) for path, values in arrays.items()]:
-            one.copy.result()
+        opening = [self._new_array(spec, transaction, path, values) for path, values in arrays.items()]
+        for values, array in zip(arrays.values(), opening, strict=True):
+            # The payload outlives the transaction, so tensorstore may read it in place.
+            array.result().write(values, can_reference_source_data_indefinitely=True).copy.result()
         database = ts.KvStore.open(spec, context=self._context).result()
         database.with_transaction(transaction).write(_RECORD, record.pack()).result()
 
@@ -77,47 +88,28 @@ class Database:
         """The spec of a database that nobody else writes to, for ``nbytes`` of leaves.
 
         Large ones go to several files, so that the first are on their way to the disk while the rest is prepared.
+        The metadata of arrays are a part of the tree, so that a cold read does not jump to each of them.
         """
-        file_bytes = max(nbytes // _DATA_FILES, _DATA_FILE_BYTES)
-        return {**self._spec, "assume_config": True, "target_data_file_size": file_bytes}
+        return {
+            **self._spec,
+            "config": {"max_inline_value_bytes": _INLINE_BYTES},
+            "assume_config": True,
+            "target_data_file_size": max(nbytes // _DATA_FILES, _DATA_FILE_BYTES),
+        }
 
-    def _write_array(self, spec: dict[str, Any], transaction: ts.Transaction, path: str, values: Any) -> Any:
-        store = ts.open(
+    def _new_array(self, spec: dict[str, Any], transaction: ts.Transaction, path: str, values: Any) -> Any:
+        array = StoredArray.of(values.shape, values.dtype, path=path, chunk_bytes=self._settings.chunk_bytes)
+        return ts.open(
             {
                 "driver": "zarr3",
                 "kvstore": {**spec, "path": path},
-                "metadata": {
-                    "shape": values.shape,
-                    "data_type": "uint8" if values.dtype == np.uint8 else values.dtype.name,
-                    "chunk_grid": {
-                        "name": "regular",
-                        "configuration": {
-                            "chunk_shape": self._chunk_shape(values.shape, values.dtype.itemsize)
-                        },
-                    },
-                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-                },
+                "metadata": array.metadata,
                 "store_data_equal_to_fill_value": True,
             },
             create=True,
             transaction=transaction,
             context=self._context,
-        ).result()
-        # The payload outlives the transaction, so tensorstore may read it in place.
-        return store.write(values, can_reference_source_data_indefinitely=True)
-
-    def _chunk_shape(self, shape: Sequence[int], itemsize: int) -> list[int]:
-        """Whole rows, as many as fit into a chunk; the innermost dimensions stay together.
-
-        All chunks are about equally long, because the last one is stored at the full length of a chunk.
-        """
-        room = max(self._settings.chunk_bytes // itemsize, 1)
-        chunk: list[int] = []
-        for size in reversed(shape):
-            pieces = max(-(-size // room), 1)
-            chunk.append(max(-(-size // pieces), 1))
-            room = max(room // max(size, 1), 1)
-        return chunk[::-1]
+        )
 
     # Reading
 
@@ -134,31 +126,33 @@ class Database:
 
     def _of_record[T](self, read: Callable[[bytes], T]) -> T | None:
         try:
-            database = ts.KvStore.open(self._spec, context=self._context).result()
-            found = database.read(_RECORD).result()
-            return read(found.value) if found.state == "value" else None
-        except (ValueError, KeyError, TypeError) as error:
+            found = self._values.get(_RECORD)
+            return read(found) if found is not None else None
+        except (ValueError, KeyError, TypeError, OSError) as error:
             check_is_damage(error, self._what)
             raise DataLoss(f"{self._what}: its manifest cannot be read, so none of its leaves can") from error
+
+    @cached_property
+    def _values(self) -> Values:
+        if self._directory is not None:
+            return FileValues(self._directory, context=self._context)
+        return StoreValues(self._spec, context=self._context)
 
     def read(self, record: Record, segment: Payload) -> Bundle:
         """All leaves, read into ``segment`` and verified; raises `DataLoss` and names the leaf."""
         leaves = record.manifest.leaves
         places = {leaf.index: segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in leaves}
-        digests = self._leaves(record).read(places)
+        digests = LeafReader(self._values, record, what=self._what).read(places)
         for leaf in leaves:
             self._check(leaf, digests[record.manifest.source(leaf.index).index])
         return Bundle.of_segment(record.manifest, segment)
 
     def read_leaf(self, record: Record, leaf: Leaf, segment: Payload) -> Payload:
         """The bytes of one leaf that is not an alias, read into ``segment`` and verified; raises `DataLoss`."""
-        self._check(leaf, self._leaves(record).read({leaf.index: segment})[leaf.index])
+        places = {leaf.index: segment}
+        self._check(leaf, LeafReader(self._values, record, what=self._what).read(places)[leaf.index])
         segment.flags.writeable = False
         return segment
-
-    def _leaves(self, record: Record) -> LeafReader:
-        chunks = ChunkReader(self._spec, context=self._context, directory=self._directory)
-        return LeafReader(chunks, record, what=self._what)
 
     def _check(self, leaf: Leaf, digest: bytes) -> None:
         if digest != leaf.digest:

@@ -83,7 +83,8 @@ class DurableTier:
         record = Record(manifest=bundle.manifest, arrived=arrived, ttl=ttl, packed_below=packed_below)
         try:
             self._generations.make(key, generation)
-            self._database(key, generation).write(bundle, record)
+            with self._database(key, generation) as database:
+                database.write(bundle, record)
             expires_at = None if ttl is None else arrived + ttl
             self.index.set(_entry(key, generation, record, expires_at=expires_at))
         except BaseException as error:
@@ -121,11 +122,10 @@ class DurableTier:
     def _read[T](self, key: str, read: Callable[[Database, Record], T]) -> T:
         """The result of ``read``, again if the generation was replaced meanwhile, by whatever process."""
         while (entry := self.find(key)) is not None:
-            database = self._database(key, entry.generation)
             try:
-                record = database.read_record()
-                if record is not None:
-                    return read(database, record)
+                with self._database(key, entry.generation) as database:
+                    if (record := database.read_record()) is not None:
+                        return read(database, record)
                 raise DataLoss(
                     f"the bundle {key!r} is damaged on disk: its database is gone, and leaves {entry.paths} with it",
                     key=key,
@@ -192,7 +192,8 @@ class DurableTier:
             if known is not None and generation == known.generation:
                 return known
             try:
-                record = self._database(key, generation).read_record()
+                with self._database(key, generation) as database:
+                    record = database.read_record()
             except DataLoss as error:
                 log.warning("not in the index: %s", error)
                 continue
@@ -215,7 +216,9 @@ class DurableTier:
         for generation in self._generations.of(key):
             if newest is not None and generation == newest.generation:
                 continue
-            if self._database(key, generation).is_begun():
+            with self._database(key, generation) as database:
+                is_begun = database.is_begun()
+            if is_begun:
                 removable = self._generations.is_abandoned(generation)
             else:
                 removable = newest is not None and generation < newest.generation

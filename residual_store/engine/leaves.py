@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -16,15 +16,19 @@ import xxhash
 
 from residual_store.bundle import Payload, digest_of
 from residual_store.dtypes import DTYPES, tensorstore_name
-from residual_store.engine.chunks import Chunk, ChunkReader
-from residual_store.engine.faults import check_is_damage, is_damage
+from residual_store.engine.arrays import StoredArray
+from residual_store.engine.faults import check_is_damage
 from residual_store.engine.record import Record
+from residual_store.engine.values import Seen, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
 
 __all__ = ["PACKED", "LeafReader", "as_stored", "path_of"]
 
 PACKED = "packed/"
+_AHEAD = 2
+
+type _Reading = tuple[Leaf, Callable[[], object]]
 
 
 def path_of(leaf: Leaf) -> str:
@@ -39,96 +43,72 @@ def as_stored(leaf: Leaf, payload: Payload) -> Any:
     return payload.view(DTYPES[tensorstore_name(leaf.dtype)]).reshape(leaf.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """A chunk on its way into memory, and the leaf that is named if it fails.
-
-    ``memory`` is what it fills of a large leaf, None if it holds small ones.
-    """
-
-    leaf: Leaf
-    chunk: Chunk
-    read: Callable[[], None]
-    memory: Payload | None = None
-
-
 class LeafReader:
-    """Reads leaves of one bundle out of its database; ``what`` names it in errors."""
+    """Reads leaves of one bundle out of the values of its database; ``what`` names it in errors."""
 
-    def __init__(self, chunks: ChunkReader, record: Record, *, what: str) -> None:
-        self._chunks = chunks
+    def __init__(self, values: Values, record: Record, *, what: str) -> None:
+        self._values = values
         self._record = record
         self._what = what
 
     def read(self, places: Mapping[int, Payload]) -> dict[int, bytes]:
         """Read the leaves with these indices into their places, and return the digests of what was read.
 
-        Raises `DataLoss`, which names the leaf, for what is missing or cannot be read.
-        A large leaf is hashed while the rest of it is still being read.
+        Nothing else is checked: a digest covers every byte of its leaf, the checksums of chunks are for other readers.
+        Raises `DataLoss`, which names the leaf, for what is missing.
         """
-        pieces = [*self._large(places), *self._packed(places)]
-        hashes: dict[int, Any] = defaultdict(xxhash.xxh3_128)
-        with self._chunks.reading([(piece.chunk, piece.read) for piece in pieces]) as readings:
-            for piece, reading in zip(pieces, readings, strict=True):
-                with self._names(piece.leaf):
-                    reading.result()
-                if piece.memory is not None:
-                    hashes[piece.leaf.index].update(piece.memory)
+        hashes = {leaf.index: xxhash.xxh3_128() for leaf in self._record.large if leaf.index in places}
+        begun: deque[_Reading] = deque()
+        for reading in itertools.chain(self._large(places, hashes), self._packed(places)):
+            begun.append(reading)
+            if len(begun) > _AHEAD:
+                self._finish(*begun.popleft())
+        while begun:
+            self._finish(*begun.popleft())
         return {
             index: hashes[index].digest() if index in hashes else digest_of(place)
             for index, place in places.items()
         }
 
-    def _large(self, places: Mapping[int, Payload]) -> Iterator[_Piece]:
-        leaves = [leaf for leaf in self._record.large if leaf.index in places]
-        for leaf, opening in zip(leaves, self._chunks.open_arrays(map(path_of, leaves)), strict=True):
-            values = as_stored(leaf, places[leaf.index])
-            with self._names(leaf):
-                array = _checked(opening.result(), values.shape, values.dtype)
-                for chunk in self._chunks.of(array, path_of(leaf)):
-                    part = values[(*chunk.block, ...)]
-                    if not part.flags.c_contiguous:
-                        raise ValueError(f"the chunks of {path_of(leaf)} do not hold whole rows")
-                    memory = part.reshape(-1).view(np.uint8)
-                    yield _Piece(leaf=leaf, chunk=chunk, read=partial(chunk.read_into, part), memory=memory)
+    def _finish(self, leaf: Leaf, finish: Callable[[], object]) -> None:
+        with self._names(leaf):
+            finish()
 
-    def _packed(self, places: Mapping[int, Payload]) -> Iterator[_Piece]:
-        """Chunks of the packed array; each goes through a buffer of its own, as its leaves do not adjoin in memory."""
+    def _large(self, places: Mapping[int, Payload], hashes: Mapping[int, Any]) -> Iterator[_Reading]:
+        """Begin to read the chunks of the large leaves, leaf by leaf in the order in which they lie in a file."""
+        for leaf in sorted((leaf for leaf in self._record.large if leaf.index in places), key=path_of):
+            with self._names(leaf):
+                values = as_stored(leaf, places[leaf.index])
+                for chunk in self._array(values.shape, values.dtype, path_of(leaf)).chunks():
+                    rows = values[(*chunk.block, ...)]
+                    if not rows.flags.c_contiguous:
+                        raise ValueError(f"{chunk.key} does not hold whole rows")
+                    memory = rows.reshape(-1).view(np.uint8)
+                    finish = self._values.begin(chunk.key, memory, nbytes=chunk.nbytes)
+                    yield leaf, partial(finish, hashes[leaf.index].update)
+
+    def _packed(self, places: Mapping[int, Payload]) -> Iterator[_Reading]:
+        """Begin to read each chunk of the packed array that has something of the leaves, into a buffer of its own."""
         packed = self._record.packed
-        ends = list(accumulate(leaf.nbytes for leaf in packed))
-        wanted = [leaf for leaf in packed if leaf.index in places]
-        if not wanted:
+        if not any(leaf.index in places for leaf in packed):
             return
-        with self._names(wanted[0]):
-            (opening,) = self._chunks.open_arrays([PACKED])
-            array = _checked(opening.result(), (ends[-1],), np.dtype(np.uint8))
-            for chunk in self._chunks.of(array, PACKED):
+        ends = list(accumulate(leaf.nbytes for leaf in packed))
+        with self._names(packed[0]):
+            for chunk in self._array((ends[-1],), np.dtype(np.uint8), PACKED).chunks():
                 (run,) = chunk.block
                 within = range(bisect_right(ends, run.start), bisect_left(ends, run.stop) + 1)
                 parts = [
-                    (places[packed[number].index], ends[number] - packed[number].nbytes - run.start)
+                    (leaf, places[leaf.index], ends[number] - leaf.nbytes - run.start)
                     for number in within
-                    if packed[number].index in places
+                    if (leaf := packed[number]).index in places
                 ]
                 if parts:
-                    leaf = next(packed[number] for number in within if packed[number].index in places)
-                    yield _Piece(leaf=leaf, chunk=chunk, read=partial(self._unpack, chunk, parts))
+                    buffer = np.empty(run.stop - run.start, np.uint8)
+                    finish = self._values.begin(chunk.key, buffer, nbytes=chunk.nbytes)
+                    yield parts[0][0], partial(_unpack, finish, buffer, parts)
 
-    def _unpack(self, chunk: Chunk, parts: Sequence[tuple[Payload, int]]) -> None:
-        """Read a chunk and copy to each place what the chunk has of it; a place starts at an offset from the chunk.
-
-        Bytes that tensorstore refuses are taken as they are: the digests tell which leaves are damaged.
-        """
-        buffer = np.empty(chunk.shape, np.uint8)
-        try:
-            chunk.read_into(buffer)
-        except ValueError as error:
-            if not is_damage(error):
-                raise
-            buffer = self._chunks.read_damaged(chunk)
-        for place, start in parts:
-            first, last = max(-start, 0), min(len(buffer) - start, len(place))
-            place[first:last] = buffer[start + first : start + last]
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> StoredArray:
+        return StoredArray.found(shape, dtype, path=path, metadata=self._values.get(f"{path}zarr.json"))
 
     @contextlib.contextmanager
     def _names(self, leaf: Leaf) -> Iterator[None]:
@@ -143,7 +123,11 @@ class LeafReader:
             ) from error
 
 
-def _checked(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    if tuple(array.shape) != shape or array.dtype.numpy_dtype != dtype:
-        raise ValueError(f"the stored array is {array.dtype.name}{list(array.shape)}")
-    return array
+def _unpack(
+    finish: Callable[[Seen], None], buffer: Payload, parts: Sequence[tuple[Leaf, Payload, int]]
+) -> None:
+    """Copy to the place of each leaf what a chunk has of it; a leaf starts at an offset from the chunk."""
+    finish(len)
+    for _, place, start in parts:
+        first, last = max(-start, 0), min(len(buffer) - start, len(place))
+        place[first:last] = buffer[start + first : start + last]
