@@ -21,6 +21,7 @@ from residual_store.engine.backlog import Backlog
 from residual_store.engine.database import Database
 from residual_store.engine.generations import Generations
 from residual_store.engine.index import Entry, Index
+from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.programs import DurablePrograms
 from residual_store.engine.record import Record
 from residual_store.engine.root import Root
@@ -55,6 +56,7 @@ class DurableTier:
         self._settings = settings
         self._clock = clock
         self._writers = Writers(root.directory)
+        self._noting = KeyLocks()
         self._generations = Generations(root, writers=self._writers, settings=settings, clock=clock)
         self.programs = DurablePrograms(root)
         self.index = Index(root.directory / "index.sqlite" if root.directory else None, tier="durable")
@@ -86,7 +88,8 @@ class DurableTier:
             with self._database(key, generation) as database:
                 database.write(bundle, record)
             expires_at = None if ttl is None else arrived + ttl
-            self.index.set(_entry(key, generation, record, expires_at=expires_at))
+            with self._noting.of(key):
+                self.index.set(_entry(key, generation, record, expires_at=expires_at))
         except BaseException as error:
             self._generations.remove(key, generation)
             if isinstance(error, StoreFull):
@@ -146,9 +149,10 @@ class DurableTier:
 
     def remove(self, key: str) -> None:
         """Remove a bundle; the files go first, so that a full disk has room for the index to say so."""
-        for generation in self._generations.of(key):
-            self._generations.remove(key, generation)
-        self.refreshed(key)
+        with self._noting.of(key):
+            for generation in self._generations.of(key):
+                self._generations.remove(key, generation)
+            self.refreshed(key)
 
     # The index
 
@@ -177,14 +181,13 @@ class DurableTier:
     def refreshed(self, key: str) -> Entry | None:
         """The entry of a bundle after the index was brought in step with the store.
 
-        Safe beside writers of other threads and processes: what is noted is looked at once more after it was noted.
+        The lock keeps other threads from what is not yet noted; other processes may commit or remove at any moment,
+        so what was noted is looked at once more.
         """
-        while True:
-            known = self.index.get(key)
-            found = self._newest(key, known)
-            if found is known:
-                return known
-            self.index.exchange(key, known, found)
+        with self._noting.of(key):
+            while (found := self._newest(key, known := self.index.get(key))) is not known:
+                self.index.exchange(key, known, found)
+            return known
 
     def _newest(self, key: str, known: Entry | None) -> Entry | None:
         """The entry of the newest committed generation; ``known`` itself if that is the one."""
