@@ -46,6 +46,11 @@ class Backlog:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def closing(self) -> bool:
+        """Whether it has been told to stop."""
+        return self._closing.is_set()
+
     def __len__(self) -> int:
         return len(self._keys)
 
@@ -73,7 +78,7 @@ class Backlog:
     def _work_off(self) -> None:
         while self._keys:
             for key in list(self._keys):
-                if self._closing.is_set():
+                if self.closing:
                     return
                 if key in self and not self._can_settle(key):
                     self._closing.wait(self._retry_seconds)
