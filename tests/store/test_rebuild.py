@@ -171,28 +171,40 @@ def test_a_deletion_between_reading_and_noting(tmp_path: Path) -> None:
 
 
 def test_a_replacement_between_reading_and_noting(tmp_path: Path) -> None:
-    """What another store puts at the worst moment is what the index says."""
+    """What another store puts and touches at the worst moment is what the index says, lease included."""
     moment = Moment()
+
+    def replace() -> None:
+        other.put("run/a", filled(2), ttl=100, if_exists="replace")
+        other.touch("run/a", ttl=5000)
+
     with _held_up(tmp_path) as other:
         other.put("run/a", filled(1), ttl=100)
         with _held_up(tmp_path, clock=moment) as store:
             _forget(tmp_path)
-            moment.then = lambda: other.put("run/a", filled(2), ttl=100, if_exists="replace")
+            moment.then = replace
             assert store.stat("run/a") == other.stat("run/a")
+            assert store.stat("run/a").expires_at == 1e9 + 5000
             assert store.get("run/a").array(0)[1] == 2
             assert _listing(store) == _listing(other) == [other.stat("run/a")]
 
 
-def test_an_old_index_does_not_delete_what_is_new(tmp_path: Path) -> None:
-    """An index of yesterday says that a lease has ended; the bundle that has replaced it since stays."""
+def test_an_old_index(tmp_path: Path) -> None:
+    """An index of yesterday is not believed: what has replaced a bundle since is told of, and an ended lease ends nothing."""
     now = [1e9]
     with _held_up(tmp_path, clock=lambda: now[0]) as store:
-        store.put("run/a", filled(1), ttl=100)
+        for key in ("run/a", "run/b", "run/c"):
+            store.put(key, filled(1), ttl=100)
     shutil.copy(tmp_path / "index.sqlite", tmp_path.with_suffix(".old"))
     with _held_up(tmp_path, clock=lambda: now[0]) as store:
-        store.put("run/a", filled(2), if_exists="replace")
+        for key in ("run/a", "run/b", "run/c"):
+            store.put(key, filled(2), if_exists="replace")
+        stats = store.list().entries
     shutil.copy(tmp_path.with_suffix(".old"), tmp_path / "index.sqlite")
     now[0] += 200
     with _held_up(tmp_path, clock=lambda: now[0]) as store:
+        assert store.usage().unindexed == 3
+        assert store.stat("run/a") == stats[0]
         assert store.expire() == 0
-        assert store.get("run/a").array(0)[1] == 2
+        assert store.list().entries == stats
+        assert store.get("run/c").array(0)[1] == 2
