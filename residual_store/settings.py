@@ -76,7 +76,7 @@ class Settings:
     chunk_bytes: int = _setting(
         16 * MIB,
         "bytes",
-        "chunk of a large leaf on disk; the kernel reads long runs ahead, and a checksum of less is taken while others are written",
+        "chunk of a large leaf on disk; smaller ones cost more system calls, larger ones leave less to do side by side",
     )
     page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
     max_wait_seconds: float = _setting(

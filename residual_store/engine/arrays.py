@@ -67,12 +67,15 @@ class StoredArray:
         """How an array is stored; raises ValueError if the metadata there are not those of such an array."""
         try:
             given = json.loads(metadata or b"")
-            array = cls._with(shape, dtype, path, given["chunk_grid"]["configuration"]["chunk_shape"])
+            chunk = tuple(int(step) for step in given["chunk_grid"]["configuration"]["chunk_shape"])
             codecs = {one["name"]: one.get("configuration", _LITTLE) for one in given["codecs"]}
-            stored = (given["shape"], given["data_type"], list(codecs), codecs["bytes"])
-        except (KeyError, TypeError) as error:
+            stored = (given["shape"], given["data_type"], list(codecs), codecs["bytes"], given["chunk_grid"])
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} has no metadata of an array") from error
-        if stored != (list(array.shape), array.data_type, ["bytes", "crc32c"], _LITTLE):
+        array = cls._with(shape, dtype, path, chunk)
+        grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk)}}
+        expected = (list(shape), array.data_type, ["bytes", "crc32c"], _LITTLE, grid)
+        if stored != expected or len(chunk) != len(shape) or min(chunk, default=1) < 1:
             raise ValueError(f"{path} is not stored as the manifest tells")
         return array
 
