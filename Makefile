@@ -4,7 +4,7 @@ UV  := .tools/bin/uv
 BIN := .venv/bin
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-lowest check format image-check clean
+.PHONY: setup demo bench test test-lowest check format image-check clean
 
 setup: .venv/.ready
 
@@ -18,6 +18,11 @@ $(UV):
 
 demo: setup
 	$(BIN)/residual-store demo
+
+bench: setup
+	$(UV) sync --quiet --frozen --all-extras --group bench
+	@command -v redis-server >/dev/null || echo "To measure Redis as well, install redis-server (Debian: apt install redis-server)."
+	$(BIN)/residual-store bench --peers --json bench.json
 
 test: setup
 	$(BIN)/python -m pytest

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.bundle import Bundle, digest_of
+from residual_store.bundle import Bundle, Payload, digest_of
 from residual_store.dtypes import dtype_of
 from residual_store.errors import DataLoss, InvalidOption, ResidualStoreError, Unreachable
-from residual_store.frame import FrameReader, aligned_empty
+from residual_store.frame import FrameReader
+from residual_store.place import SEGMENT_HEADER, Place
 from residual_store.problem import error_from_problem
 from residual_store.settings import Settings
 from residual_store.store import Page, Receipt, RunUsage, Stat, Usage
 
 __all__ = [
     "Answer",
+    "Apart",
     "read_deleted",
     "read_frame",
+    "read_json",
     "read_leaf",
     "read_nothing",
     "read_page",
+    "read_place",
     "read_program",
     "read_receipt",
     "read_stat",
@@ -40,6 +44,8 @@ class Headers(Protocol):
     """Header fields by name."""
 
     def __getitem__(self, name: str, /) -> str: ...
+
+    def get(self, name: str, /) -> str | None: ...
 
 
 class Answer(Protocol):
@@ -57,18 +63,33 @@ class Answer(Protocol):
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
-def read_frame(answer: Answer, settings: Settings) -> Bundle:
-    reader = FrameReader(settings, total=answer.length)
-    while not reader.complete:
-        if reader.awaits_memory and reader.manifest is not None:
-            reader.place(aligned_empty(reader.manifest.nbytes))
-            continue
-        count = answer.readinto(reader.buffer())
-        if not count:
-            raise Unreachable("the answer broke off before the last leaf")
-        reader.received(count)
+@dataclass(frozen=True)
+class Apart:
+    """A frame whose leaf area is not in the body but at a place in shared memory; ``adopt`` makes the bundle of it."""
+
+    place: Place
+    adopt: Callable[[Payload], Bundle]
+
+
+def read_frame(answer: Answer, settings: Settings, allocate: Callable[[int], Payload]) -> Bundle | Apart:
+    """The bundle in a body, its leaf area in memory from ``allocate``, or `Apart`."""
+    text = answer.headers.get(SEGMENT_HEADER)
+    reader = FrameReader(settings, total=answer.length, leaves_apart=text is not None)
+    while not reader.awaits_memory:
+        _read_some(answer, reader)
+    if text is None and reader.manifest is not None:
+        reader.place(allocate(reader.manifest.nbytes))
+        while not reader.complete:
+            _read_some(answer, reader)
     answer.read()
-    return reader.bundle()
+    return reader.bundle() if text is None else Apart(Place.of_text(text), reader.adopt)
+
+
+def _read_some(answer: Answer, reader: FrameReader) -> None:
+    count = answer.readinto(reader.buffer())
+    if not count:
+        raise Unreachable("the answer broke off before the last leaf")
+    reader.received(count)
 
 
 def read_leaf(answer: Answer) -> npt.NDArray[np.generic]:
@@ -96,6 +117,17 @@ def read_receipt(answer: Answer) -> Receipt:
 def read_stat(answer: Answer) -> Stat:
     """The stat in a body, or in the header of an answer to HEAD."""
     return _as(Stat, json.loads(answer.read() or answer.headers["Residual-Stat"]))
+
+
+def read_place(answer: Answer) -> Place:
+    """The place of a lent segment."""
+    return _as(Place, json.loads(answer.read()))
+
+
+def read_json(answer: Answer) -> Mapping[str, Any]:
+    """A JSON object."""
+    content = json.loads(answer.read())
+    return {**content}
 
 
 def read_page(answer: Answer) -> Page:

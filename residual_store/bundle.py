@@ -8,23 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from residual_store import encoding
+from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
+from residual_store.layout import offsets_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue, labels
+from residual_store.place import Place
 from residual_store.settings import Settings
 
-__all__ = ["Bundle", "Payload", "digest_of"]
-
-type Payload = npt.NDArray[np.uint8]
-
-
-def digest_of(data: bytes | memoryview | Payload) -> bytes:
-    """The xxh3-128 of ``data``, 16 bytes."""
-    return xxhash.xxh3_128_digest(data)
+__all__ = ["Bundle", "Payload", "damaged", "digest_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +27,8 @@ class Bundle:
     """A manifest and, for each leaf, its encoded bytes as a one-dimensional uint8 array.
 
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
+    ``place`` says where other processes of this host find the leaf area, if they can.
+    ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -41,6 +38,8 @@ class Bundle:
     manifest: Manifest
     payloads: tuple[Payload, ...]
     owned: bool = False
+    place: Place | None = None
+    area: Payload | None = None
 
     @classmethod
     def of_arrays(
@@ -51,7 +50,7 @@ class Bundle:
         Raises `InvalidManifest` for a dtype that JAX does not have, such as object or longdouble.
         """
         hosts = [np.asarray(array) for array in arrays.values()]
-        leaves = tuple(
+        leaves = [
             Leaf(
                 index=index,
                 channel="opaque_residuals",
@@ -60,8 +59,8 @@ class Bundle:
                 shape=host.shape,
             )
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
-        )
-        manifest = Manifest(leaves=leaves, created=time.time(), user=labels(user, Settings()))
+        ]
+        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
         return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod
@@ -71,15 +70,27 @@ class Bundle:
         """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks and repetitions.
 
         ``identities`` has equal numbers where two leaves are one array.
-        No bytes are copied but those of arrays that are not contiguous and little-endian.
+        No bytes are copied but those of arrays that are not contiguous and little-endian, so the hosts must stay as they
+        are until the bundle is stored.
+        Large leaves have no digest yet: it is taken when their bytes are, see `copied_into` and `sealed`.
         """
         encoded = encoding.encode_all(hosts, identities)
-        leaves = tuple(
-            replace(leaf, encoding=e.encoding, alias_of=e.alias_of, same_array=e.same_array, digest=e.digest)
-            for leaf, e in zip(manifest.leaves, encoded, strict=True)
-        )
-        laid_out = replace(manifest, leaves=leaves).laid_out()
-        return cls(manifest=laid_out, payloads=tuple(e.payload for e in encoded))
+        payloads = tuple([one.payload for one in encoded])
+        lengths = [payload.size for payload in payloads]
+        leaves = [
+            leaf.changed(
+                encoding=one.encoding,
+                alias_of=one.alias_of,
+                same_array=one.same_array,
+                offset=offset,
+                nbytes=nbytes,
+                digest=one.digest,
+            )
+            for leaf, one, nbytes, offset in zip(
+                manifest.leaves, encoded, lengths, offsets_of(lengths), strict=True
+            )
+        ]
+        return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)
 
     def array(self, index: int) -> npt.NDArray[np.generic]:
         """The values of one leaf as a host array; raises IndexError.
@@ -96,11 +107,59 @@ class Bundle:
         payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
         return cls(manifest=manifest, payloads=payloads, owned=True)
 
+    @classmethod
+    def of_area(cls, manifest: Manifest, area: Payload) -> Bundle:
+        """The same for a segment whose gaps hold nothing that must not be sent."""
+        return replace(cls.of_segment(manifest, area), area=area[: manifest.nbytes])
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether every leaf has its digest."""
+        return all(leaf.digest for leaf in self.manifest.leaves)
+
+    def sealed(self, *, check: bool = False) -> Bundle:
+        """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
+        if self.is_sealed and not check:
+            return self
+        self._check_lengths()
+        digests = [
+            digest_of(payload) if check or not leaf.digest else leaf.digest
+            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
+        ]
+        return replace(self, manifest=self._sealed(digests))
+
     def copied_into(self, segment: Payload) -> Bundle:
-        """The same bundle with its leaves copied into ``segment``, which is ``manifest.nbytes`` long."""
+        """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
+
+        The digests are those of the bytes in the segment, taken while these are in the cache.
+        Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
+        """
+        self._check_lengths()
+        digests, end = [], 0
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
-            segment[leaf.offset : leaf.offset + leaf.nbytes] = payload
-        return Bundle.of_segment(self.manifest, segment)
+            if leaf.offset > end:
+                segment[end : leaf.offset] = 0
+            stop = leaf.offset + leaf.nbytes
+            digests.append(copy_and_digest(payload, segment[leaf.offset : stop]))
+            end = stop or end
+        return Bundle.of_area(self._sealed(digests), segment)
+
+    def _check_lengths(self) -> None:
+        for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
+            if payload.nbytes != leaf.nbytes:
+                raise damaged(leaf, InvalidFrame)
+
+    def _sealed(self, digests: list[bytes]) -> Manifest:
+        """The manifest with the ``digests`` of the payloads."""
+        if digests == [leaf.digest for leaf in self.manifest.leaves]:
+            return self.manifest
+        leaves = []
+        for leaf in self.manifest.leaves:
+            digest = digests[self.manifest.source(leaf.index).index]
+            if leaf.digest not in (b"", digest):
+                raise damaged(leaf, InvalidFrame)
+            leaves.append(leaf if leaf.digest else leaf.changed(digest=digest))
+        return replace(self.manifest, leaves=tuple(leaves))
 
     def verify(self, error: type[InvalidFrame | DataLoss]) -> None:
         """Raise ``error``, which names the leaf, if any leaf's bytes differ from its digest."""
@@ -108,11 +167,16 @@ class Bundle:
             source = self.manifest.source(leaf.index)
             intact = leaf.digest == source.digest if leaf is not source else self._is_intact(leaf)
             if not intact:
-                raise error(
-                    f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
-                    leaf=leaf.path,
-                    index=leaf.index,
-                )
+                raise damaged(leaf, error)
 
     def _is_intact(self, leaf: Leaf) -> bool:
         return digest_of(self.payloads[leaf.index]) == leaf.digest
+
+
+def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
+    """The error for a leaf whose bytes are not those of its digest."""
+    return error(
+        f"leaf {leaf.index} ({leaf.path}) is damaged: its bytes do not match its digest",
+        leaf=leaf.path,
+        index=leaf.index,
+    )

@@ -1,6 +1,6 @@
-"""The `residual-store` command: serve, demo, and a look into a store.
+"""The `residual-store` command: serve, demo, bench, and a look into a store.
 
-``serve`` needs the extra ``server`` and ``demo`` the extra ``client``; the others need neither.
+``serve`` needs the extra ``server``, ``demo`` and ``bench`` the extra ``client``; the others need neither.
 """
 
 from __future__ import annotations
@@ -110,6 +110,19 @@ def demo(
 ) -> None:
     """Train a small language model with its residuals offloaded, and compare every bit with plain training."""
     raise typer.Exit(_extra("client", "residual_client.demo").run(steps=steps, url=url, json_file=json_file))
+
+
+@app.command()
+def bench(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Measure other stores as well, those that are installed.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and smaller arrays.")] = False,
+    url: Annotated[str | None, typer.Option(help="A server to measure instead of one of its own.")] = None,
+) -> None:
+    """Measure the store against the limits of this machine."""
+    _extra("client", "residual_client.bench").run(json_file=json_file, peers=peers, quick=quick, url=url)
 
 
 @app.command(name="ls")

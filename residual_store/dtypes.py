@@ -58,11 +58,13 @@ _ML_NAMES = [
 
 DTYPES: Mapping[str, np.dtype] = {
     **{name: np.dtype(name) for name in NUMPY_NAMES},
-    # ml_dtypes has the 1-bit types since 0.6.
-    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)},
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES},
     FLOAT0: np.dtype([("float0", np.void, 0)]),
 }
 """Canonical name -> numpy dtype, for every dtype that a residual of JAX can have."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ELEMENT_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 # What tensorstore's zarr3 driver has no data type for is held as unsigned bytes of the same width.
 _HELD_AS_BYTES = frozenset(
@@ -90,8 +92,9 @@ def name_of(dtype: np.dtype) -> str:
     >>> name_of(np.dtype(">f4"))
     'float32'
     """
-    if dtype == DTYPES[FLOAT0]:
-        return FLOAT0
+    known = _NAMES.get(dtype)
+    if known is not None:
+        return known
     name = dtype.name
     if name not in DTYPES:
         raise InvalidManifest(f"a leaf of dtype {name!r} cannot be stored; JAX has no such dtype")
@@ -100,7 +103,7 @@ def name_of(dtype: np.dtype) -> str:
 
 def element_bytes(name: str) -> int:
     """Bytes of one element on the host: 0 for float0, 1 for the 2- and 4-bit types."""
-    return 0 if name == FLOAT0 else dtype_of(name).itemsize
+    return _ELEMENT_BYTES.get(name) or dtype_of(name).itemsize
 
 
 def tensorstore_name(name: str) -> str:

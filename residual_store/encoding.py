@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from residual_store.dtypes import DTYPES, FLOAT0
+from residual_store.digest import Payload, digest_of
+from residual_store.dtypes import DTYPES
 from residual_store.leaf import Encoding, Leaf
+from residual_store.repetition import Twins, is_constant, sample_of
 
 __all__ = ["Encoded", "decode", "encode_all"]
 
 type Host = npt.NDArray[np.generic]
-type Payload = npt.NDArray[np.uint8]
 
-_BLOCK = 1 << 16
+_LITTLE = "<=|" if sys.byteorder == "little" else "<|"
 _NOTHING = np.empty(0, np.uint8)
+_DIGESTED_AT_ONCE = 4096
+"""Bytes up to which a digest costs no more than a sample."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """One leaf after encoding; an alias has no payload of its own."""
+class Encoded(NamedTuple):
+    """One leaf after encoding; an alias has no payload of its own, and a large one no digest yet."""
 
     encoding: Encoding
     payload: Payload
@@ -31,73 +34,55 @@ class Encoded:
     same_array: bool = False
 
 
-def encode_all(hosts: list[Host], identities: list[int]) -> list[Encoded]:
+def encode_all(hosts: Sequence[Host], identities: Sequence[int]) -> list[Encoded]:
     """Encode the leaves of one bundle in order.
 
-    A repetition is found by identity, or by digest and then byte for byte, so two leaves that merely compare equal,
-    such as 0.0 and -0.0, are never taken for one.
+    A repetition is found by identity, or by a sample of the bytes and then byte for byte, so two leaves that merely
+    compare equal, such as 0.0 and -0.0, are never taken for one.
     """
     first_of: dict[int, int] = {}
-    by_digest: dict[bytes, int] = {}
+    twins = Twins()
     done: list[Encoded] = []
     for index, (host, identity) in enumerate(zip(hosts, identities, strict=True)):
         source = first_of.setdefault(identity, index)
         if source != index and _same_layout(host, hosts[source]):
             done.append(_alias(source, done[source], same_array=True))
             continue
-        encoded = _encode(host)
-        twin = by_digest.setdefault(encoded.digest, index)
-        if twin != index and _repeats(encoded, done[twin]):
+        encoding, payload = _encode(host)
+        digest = digest_of(payload) if payload.size <= _DIGESTED_AT_ONCE else b""
+        twin = None
+        if encoding == "raw" and payload.size:
+            twin = twins.find(index, payload, digest or sample_of(payload))
+        if twin is None:
+            done.append(Encoded(encoding, payload, digest))
+        else:
             first_of[identity] = twin
-            encoded = _alias(twin, done[twin], same_array=False)
-        done.append(encoded)
+            done.append(_alias(twin, done[twin], same_array=False))
     return done
 
 
 def _alias(source: int, encoded: Encoded, *, same_array: bool) -> Encoded:
     if encoded.alias_of is not None:
         source = encoded.alias_of
-    return Encoded(
-        encoding="alias", payload=_NOTHING, digest=encoded.digest, alias_of=source, same_array=same_array
-    )
+    return Encoded("alias", _NOTHING, encoded.digest, source, same_array)
 
 
 def _same_layout(one: Host, other: Host) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.nbytes > 0
 
 
-def _repeats(one: Encoded, other: Encoded) -> bool:
-    return (
-        one.encoding == other.encoding == "raw"
-        and one.payload.size > 0
-        and np.array_equal(one.payload, other.payload)
-    )
-
-
-def _encode(host: Host) -> Encoded:
-    encoding: Encoding = "raw"
-    if host.dtype == DTYPES[FLOAT0] or not host.nbytes:
-        payload = _NOTHING
-    else:
-        little = host.astype(host.dtype.newbyteorder("<"), copy=False)
-        flat = np.ascontiguousarray(little).reshape(-1)
-        payload = flat.view(np.uint8)
-        if flat.size > 1 and _is_constant(payload, host.dtype.itemsize):
-            encoding, payload = "constant", payload[: host.dtype.itemsize]
-        elif host.dtype == np.bool_ and flat.size > 1:
-            encoding, payload = "bits", np.packbits(payload, bitorder="little")
-    return Encoded(encoding=encoding, payload=payload, digest=xxhash.xxh3_128_digest(payload))
-
-
-def _is_constant(payload: Payload, itemsize: int) -> bool:
-    """Whether all elements have equal bytes; compares block by block, so a leaf that varies costs next to nothing."""
-    rows = payload.reshape(-1, itemsize)
-    if not (rows[0] == rows[-1]).all() or not (rows[0] == rows[len(rows) // 2]).all():
-        return False
-    words = rows.view(
-        {2: np.uint16, 4: np.uint32}.get(itemsize, np.uint64 if itemsize % 8 == 0 else np.uint8)
-    )
-    return all((words[start : start + _BLOCK] == words[0]).all() for start in range(0, len(words), _BLOCK))
+def _encode(host: Host) -> tuple[Encoding, Payload]:
+    if not host.nbytes:
+        return "raw", _NOTHING
+    if host.dtype.byteorder not in _LITTLE or not host.flags.c_contiguous:
+        host = np.ascontiguousarray(host.astype(host.dtype.newbyteorder("<"), copy=False))
+    payload = host.reshape(-1).view(np.uint8)
+    if host.size > 1:
+        if is_constant(payload, host.itemsize):
+            return "constant", payload[: host.itemsize]
+        if host.dtype == np.bool_:
+            return "bits", np.packbits(payload, bitorder="little")
+    return "raw", payload
 
 
 def decode(source: Leaf, payload: Payload, *, as_leaf: Leaf | None = None) -> Host:

@@ -13,6 +13,7 @@
     │   ├── MethodNotAllowed           405  method-not-allowed
     │   ├── NotAcceptable              406  not-acceptable
     │   ├── AlreadyExists              409  already-exists
+    │   ├── SegmentUnavailable         410  segment-unavailable
     │   ├── TooLarge                   413  too-large
     │   ├── UnsupportedMedia           415  unsupported-media
     │   ├── RangeNotSatisfiable        416  range-not-satisfiable
@@ -130,6 +131,12 @@ class AlreadyExists(RequestRefused):
     """Another bundle stands under this key and ``if_exists`` forbids to replace it."""
 
     code, status = "already-exists", 409
+
+
+class SegmentUnavailable(RequestRefused):
+    """A segment cannot be lent, or is lent no more; the bytes can always travel in the body."""
+
+    code, status = "segment-unavailable", 410
 
 
 class TooLarge(RequestRefused, ValueError):

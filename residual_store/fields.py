@@ -7,7 +7,7 @@ What no reader asked for is refused at the end, so a misspelt or smuggled field 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -16,7 +16,7 @@ from residual_store.errors import InvalidManifest
 from residual_store.settings import Settings
 from residual_store.tree import check_tree
 
-__all__ = ["Fields", "unpack"]
+__all__ = ["Fields", "is_shape", "unpack"]
 
 type Scalar = Any
 
@@ -24,7 +24,7 @@ _MISSING = object()
 _CONTAINERS_PER_LEAF = 10
 
 
-def unpack(data: bytes | memoryview, settings: Settings) -> Fields:
+def unpack(data: bytes, settings: Settings) -> Fields:
     """The one map in ``data``; raises `InvalidManifest` for anything else.
 
     Duplicate keys are refused here because msgpack lets the last one win silently, and containers are counted because
@@ -147,7 +147,7 @@ class Fields:
 
     def shape(self, name: str, max_rank: int) -> tuple[int, ...]:
         sizes = self._take(name)
-        if type(sizes) is not list or len(sizes) > max_rank or not _is_shape(sizes):
+        if type(sizes) is not list or not is_shape(sizes, max_rank):
             wanted = f"a list of at most {max_rank} integers of 0 or more whose product is below 2**62"
             raise self._refuse(name, sizes, wanted)
         return tuple(sizes)
@@ -217,7 +217,10 @@ class Fields:
         return False
 
 
-def _is_shape(sizes: list[Any]) -> bool:
+def is_shape(sizes: Sequence[Any], max_rank: int) -> bool:
+    """Whether these are the sizes of an array, with a product that fits into a signed 64-bit integer."""
+    if len(sizes) > max_rank:
+        return False
     product = 1
     for size in sizes:
         if type(size) is not int or not 0 <= size < 1 << 62:

@@ -16,17 +16,31 @@ from collections.abc import Iterator
 import numpy as np
 
 from residual_store.bundle import Bundle, Payload
+from residual_store.digest import DIGEST_BYTES
 from residual_store.errors import InvalidFrame, TooLarge
-from residual_store.manifest import ALIGNMENT, Manifest, decode, encode
+from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
+from residual_store.verification import Verification
 
-__all__ = ["MEDIA_TYPE", "FrameReader", "aligned_empty", "frame_head", "frame_nbytes", "frame_parts"]
+__all__ = [
+    "MEDIA_TYPE",
+    "FrameReader",
+    "aligned_empty",
+    "frame_head",
+    "frame_nbytes",
+    "frame_parts",
+    "sealed_head_nbytes",
+]
 
 MEDIA_TYPE = "application/vnd.residual-store.frame"
 
 _HEADER = struct.Struct("<4sIQ")
 _MAGIC = b"RSB1"
 _PAGE = 4096
+_SMALL = 64 << 10
+"""Bytes from which a leaf is sent from where it lies."""
+
+_LONGEST_RUN = 1 << 20
 
 
 def _page_end(nbytes: int) -> int:
@@ -49,25 +63,49 @@ def frame_nbytes(head: bytes, manifest: Manifest) -> int:
     return len(head) + manifest.nbytes
 
 
+def sealed_head_nbytes(manifest: Manifest) -> int:
+    """The length that `frame_head` will have once every leaf has its digest.
+
+    msgpack writes the 16 bytes of a digest behind the same two bytes as an empty one.
+    """
+    missing = sum(DIGEST_BYTES - len(leaf.digest) for leaf in manifest.leaves)
+    return _page_end(_HEADER.size + len(encode(manifest)) + missing)
+
+
 def frame_parts(head: bytes, bundle: Bundle) -> Iterator[memoryview]:
-    """The frame as views, in order and without a copy of any leaf."""
-    yield memoryview(head)
-    end = 0
+    """The frame in order, without a copy of any large leaf; small ones are joined, because a write for each is slow."""
+    if bundle.area is not None:
+        yield memoryview(head)
+        yield memoryview(bundle.area)
+        return
+    run: list[bytes | Payload] = [head]
+    length, end = len(head), 0
     for leaf, payload in zip(bundle.manifest.leaves, bundle.payloads, strict=True):
-        if leaf.nbytes:
-            if leaf.offset > end:
-                yield memoryview(bytes(leaf.offset - end))
+        if not leaf.nbytes:
+            continue
+        run.append(bytes(leaf.offset - end))
+        end = leaf.offset + leaf.nbytes
+        if leaf.nbytes < _SMALL:
+            run.append(payload)
+            length += leaf.nbytes
+        if leaf.nbytes >= _SMALL or length >= _LONGEST_RUN:
+            yield memoryview(b"".join(run))
+            run, length = [], 0
+        if leaf.nbytes >= _SMALL:
             yield memoryview(payload)
-            end = leaf.offset + leaf.nbytes
+    if run:
+        yield memoryview(b"".join(run))
 
 
 def aligned_empty(nbytes: int) -> Payload:
-    """Uninitialized bytes whose address is a multiple of 64.
+    """Uninitialized bytes that start on a page, so that each leaf's address is a multiple of 64.
 
     JAX's CPU backend uses a host buffer in place only if it is so aligned.
+    Large numpy arrays start 16 bytes into a page, and a copy is a fifth slower where its target lies a few bytes further
+    into a page than its source.
     """
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
+    memory = np.empty(nbytes + _PAGE, np.uint8)
+    start = -memory.ctypes.data % _PAGE
     return memory[start : start + nbytes]
 
 
@@ -76,7 +114,9 @@ class FrameReader:
 
     Ask `buffer` where the next bytes belong, put some there, and say how many to `received`.
     When `awaits_memory` is true, look at `manifest`, decide whether to go on, and `place` the leaves.
-    ``total`` is the announced length of the frame, if there is one.
+    Digests are checked as the leaves come in.
+    ``total`` is the announced length, if there is one; with ``leaves_apart`` that of a frame without its leaf area, which
+    comes another way and is given to `adopt`.
 
     Raises `InvalidFrame`, `InvalidManifest` or `TooLarge` as soon as the bytes so far cannot become a frame.
 
@@ -86,9 +126,11 @@ class FrameReader:
     True
     """
 
-    def __init__(self, settings: Settings, *, total: int | None = None) -> None:
+    def __init__(self, settings: Settings, *, total: int | None = None, leaves_apart: bool = False) -> None:
         self._settings = settings
         self._total = total
+        self._leaves_apart = leaves_apart
+        self._verification: Verification | None = None
         self._manifest: Manifest | None = None
         self._leaves: Payload | None = None
         self._steps = self._head_steps()
@@ -111,8 +153,15 @@ class FrameReader:
 
     def place(self, leaves: Payload) -> None:
         """Give the memory of the leaf area: uint8, ``manifest.nbytes`` long, 64-byte aligned."""
+        assert self._manifest is not None
         self._leaves = leaves
         self._view = memoryview(leaves)
+        self._verification = Verification(self._manifest, self._view)
+
+    def adopt(self, leaves: Payload) -> Bundle:
+        """The bundle whose leaf area is ``leaves``, in host memory, where nobody checks digests again."""
+        assert self._manifest is not None
+        return Bundle.of_area(self._manifest, leaves)
 
     def buffer(self) -> memoryview:
         """The memory for the next bytes; empty when the frame is complete or awaits memory."""
@@ -121,6 +170,8 @@ class FrameReader:
     def received(self, count: int) -> None:
         """Note that the first ``count`` bytes of `buffer` are filled."""
         self._view = self._view[count:]
+        if self._verification is not None and self._leaves is not None:
+            self._verification.arrived(self._leaves.nbytes - len(self._view))
         while not self._view and self._manifest is None:
             self._view = next(self._steps, memoryview(b""))
 
@@ -140,24 +191,24 @@ class FrameReader:
         return rest
 
     def bundle(self) -> Bundle:
-        """The bundle, with the digest of every leaf checked; raises `InvalidFrame` if bytes are missing or wrong."""
+        """The bundle, its digests checked; raises `InvalidFrame` if bytes are missing or wrong."""
         leaves = self._leaves
         if self._manifest is None or leaves is None or not self.complete:
             raise InvalidFrame(
                 "the body ends before the frame does; send the whole frame, with curl --data-binary @file"
             )
-        bundle = Bundle.of_segment(self._manifest, leaves)
-        bundle.verify(InvalidFrame)
-        return bundle
+        assert self._verification is not None
+        self._verification.finish()
+        return Bundle.of_area(self._manifest, leaves)
 
     def _head_steps(self) -> Iterator[memoryview]:
         header = bytearray(_HEADER.size)
         yield memoryview(header)
         packed = bytearray(self._manifest_length(header))
         yield memoryview(packed)
-        manifest = decode(memoryview(packed), self._settings)
+        manifest = decode(bytes(packed), self._settings)
         head = _page_end(_HEADER.size + len(packed))
-        self._check_length(head + manifest.nbytes)
+        self._check_length(head, manifest.nbytes)
         yield memoryview(bytearray(head - _HEADER.size - len(packed)))
         self._manifest = manifest
 
@@ -179,11 +230,14 @@ class FrameReader:
             )
         return int(length)
 
-    def _check_length(self, nbytes: int) -> None:
+    def _check_length(self, head: int, leaves: int) -> None:
+        nbytes = head + leaves
         if nbytes > self._settings.max_bundle_bytes:
             raise TooLarge(
                 f"the frame has {nbytes} bytes; the limit max_bundle_bytes is {self._settings.max_bundle_bytes}"
             )
+        if self._leaves_apart:
+            nbytes = head
         if self._total is not None and self._total != nbytes:
             raise InvalidFrame(
                 f"the body has {self._total} bytes and the frame's manifest says {nbytes}; "

@@ -7,16 +7,15 @@ the leaves, and follows no redirect, so a token never travels to another origin 
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
-import random
+import ipaddress
 import select
 import socket
 import ssl
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -25,29 +24,21 @@ import numpy.typing as npt
 
 from residual_store import answers
 from residual_store.bundle import Bundle, digest_of
+from residual_store.bundle_transport import Body, BundleTransport
 from residual_store.closing import ClosedAtExit
+from residual_store.continuation import ASK_FIRST_BYTES, may_send
 from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
-from residual_store.errors import Busy, InternalError, NotFound, ResidualStoreError, Stopping, Unreachable
-from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
+from residual_store.errors import InternalError, NotFound, ResidualStoreError, Unreachable
+from residual_store.frame import MEDIA_TYPE
 from residual_store.key import check_fingerprint, check_key, check_prefix
+from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
+from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
 
 __all__ = ["HttpStore"]
-
-_ASK_FIRST_BYTES = 1 << 20
-_ASK_FIRST_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class _Body:
-    """A body that can be sent again: its length, a fresh run of its parts, and its xxh3-128 if it has no other."""
-
-    nbytes: int
-    parts: Callable[[], Iterable[memoryview]]
-    digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,8 +46,9 @@ class _Request:
     method: str
     target: str
     token: str | None = field(repr=False)
-    body: _Body | None
+    body: Body | None
     patience: float
+    headers: Mapping[str, str]
 
 
 class HttpStore(ClosedAtExit):
@@ -64,9 +56,12 @@ class HttpStore(ClosedAtExit):
 
     Every request can be repeated: a put that the server has already stored is recognized by its digest.
     Safe to use from several threads; each request in flight has a connection of its own, and idle ones are kept.
+    Large bundles go through shared memory if the server is on this host, unless ``segments`` is false.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, settings: Settings) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, settings: Settings, segments: bool = True
+    ) -> None:
         self.url = url
         self.settings = settings
         self._token = token
@@ -74,6 +69,9 @@ class HttpStore(ClosedAtExit):
         endpoint = Endpoint.of(url)
         self._base = endpoint.base
         self._connect = _connector(endpoint, settings.connect_seconds)
+        self._transport = BundleTransport(
+            self._exchange, settings=settings, segments=segments and bool(settings.share_segments)
+        )
 
     def close(self) -> None:
         while self._idle:
@@ -93,21 +91,16 @@ class HttpStore(ClosedAtExit):
         started = time.perf_counter()
         check_ttl(ttl, self.settings)
         check_if_exists(if_exists)
-        head = frame_head(bundle.manifest)
-        body = _Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
-        receipt = self._exchange("PUT", self._bundle(key), answers.read_receipt, query=query, body=body)
+        receipt = self._transport.put(self._bundle(key), key, bundle, query)
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 
-    def get(self, key: str, *, wait: float = 0.0) -> Bundle:
+    def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:
         deadline = time.monotonic() + check_wait(wait)
         while True:
             patience = min(max(deadline - time.monotonic(), 0.0), self.settings.max_wait_seconds)
-            read = functools.partial(answers.read_frame, settings=self.settings)
             try:
-                return self._exchange(
-                    "GET", self._bundle(key), read, query={"wait": patience}, patience=patience
-                )
+                return self._transport.get(self._bundle(key), patience=patience, verify=verify)
             except NotFound:
                 if time.monotonic() >= deadline:
                     raise
@@ -147,7 +140,7 @@ class HttpStore(ClosedAtExit):
         return self._exchange("GET", "/v1/usage", answers.read_usage)
 
     def put_program(self, fingerprint: str, program: bytes) -> None:
-        body = _Body(len(program), lambda: [memoryview(program)], digest_of(program).hex())
+        body = Body(len(program), lambda: [memoryview(program)], digest_of(program).hex())
         self._exchange(
             "PUT", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_nothing, body=body
         )
@@ -166,28 +159,17 @@ class HttpStore(ClosedAtExit):
         path: str,
         read: Callable[[Any], T],
         *,
-        query: dict[str, Any] | None = None,
-        body: _Body | None = None,
+        query: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         patience: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         """Send a request and ``read`` its answer, again while that can help; raises the error of the answer."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
         target = self._base + path + ("?" + urllib.parse.urlencode(given) if given else "")
-        request = _Request(method, target, self._token, body, patience)
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return self._once(request, read)
-            except NotFound:
-                if method == "DELETE" and attempt > 1:
-                    return read(None)  # the answer to the first attempt was lost
-                raise
-            except (Busy, Stopping, Unreachable) as error:
-                if attempt >= self.settings.attempts:
-                    raise
-                pause = float(error.fields.get("retry_after") or 0.05 * 2**attempt)
-                time.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads clients, guards nothing
+        request = _Request(method, target, self._token, body, patience, headers or {})
+        gone = (lambda: read(None)) if method == "DELETE" else None
+        return repeated(lambda: self._once(request, read), self.settings, gone=gone)
 
     def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
         connection = self._take()
@@ -241,33 +223,21 @@ def _send(connection: http.client.HTTPConnection, request: _Request) -> bool:
         connection.putheader("Authorization", f"Bearer {request.token}")
     if body is not None and body.digest is not None:
         connection.putheader("Residual-Digest", body.digest)
+    for name, value in request.headers.items():
+        connection.putheader(name, value)
     asks = False
     if body is not None:
         connection.putheader("Content-Type", MEDIA_TYPE)
         connection.putheader("Content-Length", str(body.nbytes))
-        asks = body.nbytes > _ASK_FIRST_BYTES and not isinstance(connection, http.client.HTTPSConnection)
+        asks = body.nbytes > ASK_FIRST_BYTES and not isinstance(connection, http.client.HTTPSConnection)
     if asks:
         connection.putheader("Expect", "100-continue")
     connection.endheaders()
     connection.sock.settimeout(connection.timeout)
-    if asks and not _may_send(connection.sock):
+    if asks and not may_send(connection.sock):
         return False
     for part in body.parts() if body is not None else ():
         connection.send(part)
-    return True
-
-
-def _may_send(sock: socket.socket) -> bool:
-    """Whether the server wants the body: it says so, or says nothing for a while; false if it has answered already."""
-    if not select.select([sock], [], [], _ASK_FIRST_SECONDS)[0]:
-        return True
-    if b" 100 " not in sock.recv(16, socket.MSG_PEEK):
-        return False
-    read = b""
-    while not read.endswith(b"\r\n\r\n"):
-        if not (more := sock.recv(1)):
-            raise ConnectionResetError("the server closed the connection")
-        read += more
     return True
 
 
@@ -284,6 +254,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class _LocalConnection(http.client.HTTPConnection):
+    """A connection over TCP that knows the loopback interface."""
+
+    def connect(self) -> None:
+        super().connect()
+        if ipaddress.ip_address(self.sock.getpeername()[0]).is_loopback:
+            keep_in_cache(self.sock)
+
+
 def _connector(endpoint: Endpoint, wait: float) -> Callable[[], http.client.HTTPConnection]:
     host, port = endpoint.host, endpoint.port
     if endpoint.scheme == "unix":
@@ -291,4 +270,4 @@ def _connector(endpoint: Endpoint, wait: float) -> Callable[[], http.client.HTTP
     if endpoint.scheme == "https":
         context = ssl.create_default_context()
         return lambda: http.client.HTTPSConnection(host, port, timeout=wait, context=context)
-    return lambda: http.client.HTTPConnection(host, port, timeout=wait)
+    return lambda: _LocalConnection(host, port, timeout=wait)

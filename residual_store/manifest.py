@@ -5,25 +5,35 @@ It is one msgpack map, read by `decode` with every check of the format page and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal, Protocol, Self, cast
 
 import msgpack
+import msgspec
 
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
-from residual_store.leaf import Aval, Leaf, MeshSharding
+from residual_store.layout import check_layout
+from residual_store.leaf import Aval, Entry, Leaf
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
 
-__all__ = ["ALIGNMENT", "FORMAT", "Argument", "Aval", "Leaf", "Manifest", "decode", "encode"]
+__all__ = [
+    "FORMAT",
+    "Argument",
+    "Aval",
+    "Leaf",
+    "Manifest",
+    "decode",
+    "encode",
+    "labels",
+]
 
 FORMAT = 1
 """The format version that this release writes and the only one that it reads."""
-
-ALIGNMENT = 64
-"""Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
 
 type State = Literal["saved", "not_needed", "not_saveable"]
 type UserValue = str | int | float | bool
@@ -32,8 +42,7 @@ _LABELS = (str, bool, int, float)
 _STATES = ("saved", "not_needed", "not_saveable")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Argument:
+class Argument(Entry, frozen=True, kw_only=True):
     """One leaf of the argument tree: its path, its state, and what must be given back at restore.
 
     ``needed`` says whether the backward reads it: of two arguments that are one array, JAX reads only the last.
@@ -52,8 +61,15 @@ class Argument:
         """Whether the backward cannot run until this argument is given back."""
         return self.state == "not_saveable" and self.needed
 
+    def fits(self, settings: Settings) -> bool:
+        return (
+            len(self.path) <= settings.max_path_chars
+            and (self.aval is None or self.aval.fits(settings))
+            and (self.digest is None or len(self.digest) == 16)
+        )
+
     @classmethod
-    def read(cls, entry: Fields, settings: Settings) -> Argument:
+    def read(cls, entry: Fields, settings: Settings) -> Self:
         return cls(
             path=entry.text("path", settings.max_path_chars),
             state=cast("State", entry.choice("state", _STATES)),
@@ -92,12 +108,17 @@ class Manifest:
     out_tree: tuple[Any, ...] = ()
     user: Mapping[str, UserValue] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def packed(self) -> bytes:
+        """The msgpack map of this manifest; `decode` is the inverse."""
+        return _pack(self)
+
+    @cached_property
     def nbytes(self) -> int:
         """Length of the leaf area, from the start of the first leaf to the end of the last one."""
         return max((leaf.offset + leaf.nbytes for leaf in self.leaves), default=0)
 
-    @property
+    @cached_property
     def array_nbytes(self) -> int:
         """Bytes of all leaves as arrays on the host."""
         return sum(leaf.array_nbytes for leaf in self.leaves)
@@ -107,16 +128,6 @@ class Manifest:
         leaf = self.leaves[index]
         return leaf if leaf.alias_of is None else self.leaves[leaf.alias_of]
 
-    def laid_out(self) -> Manifest:
-        """The same manifest with the ``nbytes`` and the ``offset`` of every leaf set."""
-        placed, end = [], 0
-        for leaf in self.leaves:
-            nbytes = leaf.encoded_nbytes
-            offset = _aligned(end) if nbytes else 0
-            end = offset + nbytes if nbytes else end
-            placed.append(replace(leaf, offset=offset, nbytes=nbytes))
-        return replace(self, leaves=tuple(placed))
-
 
 def encode(manifest: Manifest) -> bytes:
     """The msgpack map of a manifest; `decode` is its inverse.
@@ -124,18 +135,34 @@ def encode(manifest: Manifest) -> bytes:
     >>> decode(encode(Manifest(function="f")), Settings()).function
     'f'
     """
-    content = {entry.name: getattr(manifest, entry.name) for entry in fields(manifest)}
+    return manifest.packed
+
+
+def _pack(manifest: Manifest) -> bytes:
     try:
-        packed: bytes = msgpack.packb(content, use_bin_type=True, default=_content)
+        return _map({name: _packed(name, getattr(manifest, name)) for name in _NAMES})
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
+
+
+def _packed(name: str, value: object) -> bytes:
+    if name in _ENTRIES:
+        return msgspec.msgpack.encode(value, enc_hook=_refuse)
+    packed: bytes = msgpack.packb(value, default=_refuse)
     return packed
 
 
-def _content(part: object) -> dict[str, Any]:
-    if isinstance(part, Leaf | Argument | Aval | MeshSharding):
-        return vars(part)
+def _refuse(part: object) -> Any:
     raise InvalidManifest(f"a {type(part).__name__} cannot stand in a manifest: {ascii(part)[:60]}")
+
+
+def _map(packed: Mapping[str, bytes | msgspec.Raw]) -> bytes:
+    """The msgpack map of values that are packed already."""
+    packer = msgpack.Packer()
+    parts = [packer.pack_map_header(len(packed))]
+    for name, value in packed.items():
+        parts += packer.pack(name), value
+    return b"".join(parts)
 
 
 def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, UserValue]:
@@ -156,9 +183,44 @@ def labels(user: Mapping[str, Any] | None, settings: Settings) -> dict[str, User
     return plain
 
 
-def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
-    """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule."""
+def decode(data: bytes, settings: Settings) -> Manifest:
+    """The manifest in ``data``; raises `InvalidManifest` and names the place that breaks a rule.
+
+    What comes out as it went in was written by `encode`; anything else is read again, field by field.
+    """
+    with contextlib.suppress(InvalidManifest, msgspec.DecodeError, RecursionError):
+        manifest = _decode_as_written(data, settings)
+        if manifest.packed == data:
+            return manifest
     entry = unpack(data, settings)
+
+    def each[T: Entry](name: str, kind: type[T], most: int) -> tuple[T, ...]:
+        return entry.each(name, most, lambda inner: kind.read(inner, settings))
+
+    return _read(entry, each, settings)
+
+
+def _decode_as_written(data: bytes, settings: Settings) -> Manifest:
+    """The manifest in ``data``, its entries read by msgspec, which has no eye for keys that stand twice."""
+    wire = _DECODER.decode(data)
+    rest = {name: getattr(wire, name) for name in _NAMES if name not in _ENTRIES}
+
+    def each[T: Entry](name: str, kind: type[T], most: int) -> tuple[T, ...]:
+        entries: tuple[T, ...] = getattr(wire, name)
+        if len(entries) > most or not all(entry.fits(settings) for entry in entries):
+            raise InvalidManifest(f"{name} is beyond a limit")
+        return entries
+
+    return _read(unpack(_map(rest), settings), each, settings)
+
+
+class _Each(Protocol):
+    """Reads a list of entries of one ``kind``, ``most`` at most."""
+
+    def __call__[T: Entry](self, name: str, kind: type[T], most: int) -> tuple[T, ...]: ...
+
+
+def _read(entry: Fields, each: _Each, settings: Settings) -> Manifest:
     version = entry.integer("format", 0, 1 << 31)
     if version != FORMAT:
         raise InvalidManifest(
@@ -175,15 +237,15 @@ def decode(data: bytes | memoryview, settings: Settings) -> Manifest:
         x64=entry.flag("x64"),
         function=entry.text("function", settings.max_path_chars),
         created=entry.number("created"),
-        leaves=entry.each("leaves", settings.max_leaves, lambda leaf: Leaf.read(leaf, settings)),
-        arguments=entry.each("arguments", settings.max_tree_nodes, lambda one: Argument.read(one, settings)),
-        cotangents=entry.each("cotangents", settings.max_tree_nodes, lambda aval: Aval.read(aval, settings)),
+        leaves=each("leaves", Leaf, settings.max_leaves),
+        arguments=each("arguments", Argument, settings.max_tree_nodes),
+        cotangents=each("cotangents", Aval, settings.max_tree_nodes),
         in_tree=entry.tree("in_tree", settings.max_tree_nodes),
         out_tree=entry.tree("out_tree", settings.max_tree_nodes),
         user=entry.scalars("user", settings.max_user_entries, settings.max_user_chars, *_LABELS),
     )
     entry.finish()
-    _check_layout(manifest)
+    check_layout(manifest.leaves)
     _check_leaf_counts(manifest)
     return manifest
 
@@ -196,44 +258,11 @@ def _check_leaf_counts(manifest: Manifest) -> None:
             raise InvalidManifest(f"{name} has {count} entries and its tree has {leaf_count(nodes)} leaves")
 
 
-def _check_layout(manifest: Manifest) -> None:
-    end = 0
-    for index, leaf in enumerate(manifest.leaves):
-        where = f"leaves[{index}]"
-        nbytes = leaf.encoded_nbytes
-        offset = _aligned(end) if nbytes else 0
-        if leaf.index != index:
-            raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
-        if leaf.nbytes != nbytes:
-            raise InvalidManifest(
-                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
-            )
-        if leaf.offset != offset:
-            raise InvalidManifest(
-                f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
-                "no overlap and no gap beyond padding"
-            )
-        end = offset + nbytes if nbytes else end
-        _check_encoding(leaf, manifest.leaves, where)
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-def _check_encoding(leaf: Leaf, leaves: tuple[Leaf, ...], where: str) -> None:
-    if (leaf.alias_of is None) == (leaf.encoding == "alias"):
-        raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
-    if leaf.encoding == "bits" and leaf.dtype != "bool":
-        raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
-    if leaf.encoding == "constant" and not leaf.array_nbytes:
-        raise InvalidManifest(f"{where} is a constant without an element")
-    if leaf.kind == "key" and leaf.key_impl is None:
-        raise InvalidManifest(f"{where} is a PRNG key without key_impl")
-    if leaf.alias_of is not None:
-        if leaf.alias_of >= leaf.index or leaves[leaf.alias_of].encoding == "alias":
-            raise InvalidManifest(
-                f"{where}.alias_of is {leaf.alias_of}; it must be an earlier leaf that has bytes"
-            )
-        if leaves[leaf.alias_of].array_nbytes != leaf.array_nbytes:
-            raise InvalidManifest(f"{where} and leaves[{leaf.alias_of}], which it repeats, differ in size")
+_ENTRIES = {"leaves": tuple[Leaf, ...], "arguments": tuple[Argument, ...], "cotangents": tuple[Aval, ...]}
+_NAMES = [entry.name for entry in fields(Manifest)]
+_DECODER = msgspec.msgpack.Decoder(
+    msgspec.defstruct(
+        "Wire", [(name, _ENTRIES.get(name, msgspec.Raw)) for name in _NAMES], forbid_unknown_fields=True
+    )
+)
+"""Reads the entries, and leaves the other fields packed."""

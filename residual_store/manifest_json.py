@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from residual_store.manifest import Manifest
 
 __all__ = ["as_json"]
@@ -25,4 +27,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.structs.asdict(value))
     return value.hex() if isinstance(value, bytes) else value

@@ -38,6 +38,27 @@ class Settings:
         "bytes",
         "memory for host-tier bundles and bodies in flight; 0 is half of the memory of the machine or container, so that it does not swap",
     )
+    share_segments: int = _setting(
+        1, "0 or 1", "whether a server lends shared memory to clients on its host, and a client uses it"
+    )
+    pooled_bytes: int = _setting(
+        64 * KIB, "bytes", "smaller leaf areas come from the heap, where a page of their own would be a waste"
+    )
+    mapped_bytes: int = _setting(
+        4 * MIB,
+        "bytes",
+        "smaller leaf areas travel in the body: one request is then as fast as two and a copy",
+    )
+    segment_idle_seconds: float = _setting(
+        5.0,
+        "seconds",
+        "pooled memory that nobody used for so long goes back to the machine; raise it above the time of a training step",
+    )
+    loan_seconds: float = _setting(
+        60.0,
+        "seconds",
+        "a client that has not put what it wrote to a lent segment by then is taken for dead, and sends it anew if it is not",
+    )
     max_bundle_bytes: int = _setting(
         256 * GIB, "bytes", "a frame above this is refused before its body is read"
     )
@@ -77,6 +98,11 @@ class Settings:
         16 * MIB,
         "bytes",
         "chunk of a large leaf on disk; smaller ones cost more system calls, larger ones leave less to do side by side",
+    )
+    staging_bytes: int = _setting(
+        1 * GIB,
+        "bytes",
+        "a client copies so much at a time through pinned memory on the way from and to an accelerator, and holds twice as much",
     )
     page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
     max_wait_seconds: float = _setting(

@@ -14,11 +14,23 @@ from residual_store.errors import InvalidOption
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
 
-__all__ = ["Durability", "IfExists", "Page", "Receipt", "Stat", "Store", "Tier", "Usage", "open_store"]
+__all__ = [
+    "Durability",
+    "IfExists",
+    "Page",
+    "Receipt",
+    "Stat",
+    "Store",
+    "Tier",
+    "Transport",
+    "Usage",
+    "open_store",
+]
 
 type Durability = Literal["host", "disk"]
 type IfExists = Literal["error", "same", "replace"]
 type Tier = Literal["host", "durable"]
+type Transport = Literal["memory", "segment", "http"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +73,8 @@ class Receipt:
     ``existed`` is true if this very bundle was there already, as after a lost answer.
     ``has_program`` says whether the store holds the program that the bundle names.
     ``platforms`` says where the source-free backward runs, and ``no_program`` why there is none, if so.
+    ``transport`` is how the bytes came to the store: "memory" in this process, "segment" through shared memory, or "http",
+    and then ``transport_note`` says why no segment was used.
     ``seconds`` has the time of each phase.
     """
 
@@ -77,6 +91,8 @@ class Receipt:
     fingerprint: str | None = None
     platforms: tuple[str, ...] = ()
     no_program: str | None = None
+    transport: Transport = "memory"
+    transport_note: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -96,6 +112,8 @@ class Usage:
 
     ``host_held_bytes`` counts all memory that bundles and bodies in flight hold, out of ``host_total_bytes``.
     ``unindexed`` counts the bundles on disk that ``runs`` may not tell about yet, because the index is being made anew.
+    ``host_idle_bytes`` waits to be used again; ``segments_fresh`` and ``segments_recycled`` count the segments handed out so
+    far, by whether their memory was new.
     """
 
     runs: tuple[RunUsage, ...]
@@ -104,6 +122,9 @@ class Usage:
     expired: int
     spilled: int
     unindexed: int = 0
+    host_idle_bytes: int = 0
+    segments_fresh: int = 0
+    segments_recycled: int = 0
 
 
 class Store(Protocol):
@@ -137,8 +158,12 @@ class Store(Protocol):
         "same" also accepts equal values and program, "replace" replaces in one step.
         """
 
-    def get(self, key: str, *, wait: float = 0.0) -> Bundle:
-        """The whole bundle, verified; waits up to ``wait`` seconds for it to arrive, then raises `NotFound`."""
+    def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:
+        """The whole bundle; waits up to ``wait`` seconds for it to arrive, then raises `NotFound`.
+
+        Its digests are checked when it comes over a wire or from a disk, and with ``verify`` also when it is a view of host
+        memory, where they were checked already; raises `DataLoss`, which names the leaf.
+        """
 
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         """The values of one leaf as a host array, without reading the others."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server, running_server
+from tests.servers import Server, running_server, running_stock_server
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +35,19 @@ def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server in a process of its own with a root on disk, over a unix socket."""
     folder: Path = tmp_path_factory.mktemp("unix")
     with running_server(root=folder / "root", uds=folder / "socket") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mapped_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server in a process of its own that lends shared memory for the smallest bundles too."""
+    environment = {"RESIDUAL_STORE_POOLED_BYTES": "1"}
+    with running_server(root=tmp_path_factory.mktemp("root"), environment=environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The app in a process of its own, under uvicorn's own protocol class and asyncio's own loop."""
+    with running_stock_server(root=tmp_path_factory.mktemp("root")) as server:
         yield server

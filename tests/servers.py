@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Server", "running_server", "start_server", "until"]
+__all__ = ["Server", "running_server", "running_stock_server", "start_server", "until"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,16 @@ def start_server(
     command = [sys.executable, "-m", "residual_store.cli", "serve", "--port", "0", *options]
     command += ["--root", str(root)] if root is not None else []
     command += ["--uds", str(uds)] if uds is not None else []
+    return _started(command, root=root, environment=environment, log=log)
+
+
+def _started(
+    command: Sequence[str],
+    *,
+    root: Path | None,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Server:
     with log.open("a") if log is not None else contextlib.nullcontext() as errors:
         process = subprocess.Popen(
             command,
@@ -85,8 +95,22 @@ def running_server(
 ) -> Iterator[Server]:
     """A server that is stopped at the end, whatever happens."""
     server = start_server(root=root, uds=uds, options=options, environment=environment, log=log)
-    try:
+    with _stopped_at_the_end(server):
         yield server
+
+
+@contextlib.contextmanager
+def running_stock_server(*, root: Path) -> Iterator[Server]:
+    """The app served as any ASGI app is, see `tests.stock_server`."""
+    server = _started([sys.executable, "-m", "tests.stock_server", root.as_uri()], root=root)
+    with _stopped_at_the_end(server):
+        yield server
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end(server: Server) -> Iterator[None]:
+    try:
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             server.stop()

@@ -16,11 +16,12 @@ from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
-from residual_client.jax_compat import trace_state_clean
+from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.staging import Staging
 from residual_client.transfer import abstract, check_precision, placement_of, start_copies
 from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
@@ -67,8 +68,9 @@ class Client(ClosedAtExit):
     1
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, staging: Staging | None = None) -> None:
         self.store = store
+        self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
         self._calls: dict[str, Call] = {}
         self._scratch = f"scratch/{secrets.token_hex(8)}"
@@ -122,7 +124,7 @@ class Client(ClosedAtExit):
         known = check_vjp(vjp)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
-        start_copies(residuals)
+        copies = start_copies(residuals, self._staging)
         program = None if key is None else self._programs.of(vjp, known)
         if program is not None:
             self._programs.store(program)
@@ -130,7 +132,9 @@ class Client(ClosedAtExit):
         if key is None:
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
-        bundle = bundle_of(vjp, known, residuals, program, key=key, settings=settings, args=args, user=user)
+        bundle = bundle_of(
+            vjp, known, residuals, copies, program, key=key, settings=settings, args=args, user=user
+        )
         receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
         if program is not None and not receipt.has_program:
             # The store has forgotten it, as a server in memory does when it starts anew.
@@ -149,7 +153,11 @@ class Client(ClosedAtExit):
         return handle
 
     def _forget_dead(self) -> None:
-        """Delete the scratch bundles whose handles are gone; a finalizer must not talk to a server itself."""
+        """Let go of what nobody refers to: memory under dead arrays, and scratch bundles whose handles are gone.
+
+        A finalizer must not talk to a server itself.
+        """
+        release_dead_arrays()
         while self._dead:
             try:
                 self.store.delete(self._dead.popleft())
@@ -175,13 +183,13 @@ class Client(ClosedAtExit):
 
         >>> f_vjp = client.restore(handle, args=(W, None))
         """
-        self._forget_dead()
         key, bundle = self._get(source, wait)
         treedef, placements = self._treedef(source, key, bundle, like)
-        return rebuild(bundle, treedef, placements, key=key, args=args)
+        return rebuild(bundle, treedef, placements, key=key, args=args, staging=self._staging)
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
+        self._forget_dead()
         if not trace_state_clean():
             raise LeafUnavailable(
                 "a bundle was asked for while JAX traces a function, which would bake its values into the program; "
@@ -242,7 +250,9 @@ class Client(ClosedAtExit):
             manifest=replace(bundle.manifest, leaves=tuple(map(_anywhere, bundle.manifest.leaves))),
         )
         with about(key):
-            return Backward(key, bundle.manifest, place_leaves(movable, None, live=()), call)
+            return Backward(
+                key, bundle.manifest, place_leaves(movable, None, live=(), staging=self._staging), call
+            )
 
     def _call(self, key: str, manifest: Manifest) -> Call:
         fingerprint = manifest.fingerprint
@@ -261,4 +271,4 @@ class Client(ClosedAtExit):
 
 def _anywhere(leaf: Leaf) -> Leaf:
     """A program is lowered for device memory and for no device in particular, so a leaf need not be where it was."""
-    return replace(leaf, memory_kind=None, committed=False)
+    return leaf.changed(memory_kind=None, committed=False)

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import api as _api
+from jax._src import array as _array
 from jax._src import core as _core
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import _convert_element_type
+from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
 from jax._src.state.types import AbstractRef as _AbstractRef
 
@@ -35,6 +37,8 @@ __all__ = [
     "linearized",
     "node_of",
     "operation_text",
+    "relabelled",
+    "release_dead_arrays",
     "stripped",
     "trace_state_clean",
     "with_weak_type",
@@ -144,6 +148,27 @@ def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
     """The same values as a weakly or strongly typed array; numpy cannot express the difference."""
     changed: jax.Array = _convert_element_type(array, weak_type=weak_type)
     return changed
+
+
+def relabelled(
+    array: jax.Array, *, weak_type: bool | None = None, committed: bool | None = None
+) -> jax.Array:
+    """The same memory as an array of another weak type, or committed to its devices or not; a copy is never made."""
+    weak_type = array.weak_type if weak_type is None else weak_type
+    committed = array.committed if committed is None else committed
+    if (weak_type, committed) == (array.weak_type, array.committed):
+        return array
+    aval = array.aval.update(weak_type=weak_type)
+    buffers = [shard.data for shard in array.addressable_shards]
+    return _array.ArrayImpl(aval, array.sharding, buffers, committed=committed, _skip_checks=True)
+
+
+def release_dead_arrays() -> None:
+    """Let go of the host memory under arrays that have died.
+
+    JAX itself does so only at its next transfer or at a garbage collection.
+    """
+    _jax.collect_garbage()
 
 
 def key_impl(dtype: Any) -> str:

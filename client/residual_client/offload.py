@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from residual_client.jax_compat import Linearized, x64_enabled
 from residual_client.program import Program
-from residual_client.transfer import Residual, abstract, leaf_of, to_host
+from residual_client.transfer import Host, Residual, abstract, leaf_of
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
@@ -22,11 +22,18 @@ from residual_store.settings import Settings
 
 __all__ = ["bundle_of"]
 
+_VERSIONS = {
+    "jax": jax.__version__,
+    "numpy": np.__version__,
+    "residual-store": importlib.metadata.version("residual-store"),
+}
+
 
 def bundle_of(
     vjp: Any,
     known: Linearized,
     residuals: list[Residual],
+    copies: Iterable[Host],
     program: Program | None,
     *,
     key: str,
@@ -34,7 +41,7 @@ def bundle_of(
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
 ) -> Bundle:
-    """The bundle of a VJP object, its ``residuals`` copied to the host.
+    """The bundle of a VJP object whose ``residuals`` have the values ``copies``, which are not copied again.
 
     Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
     """
@@ -42,8 +49,7 @@ def bundle_of(
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))
     manifest = replace(manifest, key=key, user=labels(user, settings))
-    hosts = [to_host(residual) for residual in residuals]
-    return Bundle.encoded(manifest, hosts, identities=[id(residual.value) for residual in residuals])
+    return Bundle.encoded(manifest, list(copies), identities=[id(residual.value) for residual in residuals])
 
 
 def _manifest(
@@ -57,11 +63,7 @@ def _manifest(
         else digest_of(program.lowered.exported),
         platforms=() if program is None else program.lowered.platforms,
         no_program="it is a scratch bundle" if program is None else program.lowered.no_program,
-        versions={
-            "jax": jax.__version__,
-            "numpy": np.__version__,
-            "residual-store": importlib.metadata.version("residual-store"),
-        },
+        versions=_VERSIONS,
         x64=x64_enabled(),
         function=known.function[: settings.max_path_chars],
         created=time.time(),
@@ -77,7 +79,7 @@ def _digested(manifest: Manifest, args: Sequence[Any]) -> tuple[Argument, ...]:
     """The arguments with the digests of those that must be given back, so that a restore can check them."""
     values = check_arguments(args, manifest.arguments, manifest.in_tree)
     return tuple(
-        replace(argument, digest=argument_digest(values[index]))
+        argument.changed(digest=argument_digest(values[index]))
         if argument.state == "not_saveable" and index in values
         else argument
         for index, argument in enumerate(manifest.arguments)

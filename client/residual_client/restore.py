@@ -11,7 +11,8 @@ from residual_client.jax_compat import TreeDef, x64_enabled
 from residual_client.meshes import Meshes
 from residual_client.program import Program, bundle_signature, text_difference, text_of
 from residual_client.refusals import about
-from residual_client.transfer import check_precision, to_device
+from residual_client.staging import Staging
+from residual_client.transfer import check_precision, placement_for, to_device
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle, digest_of
 from residual_store.errors import PrecisionMismatch, ProgramMismatch, ResidualStoreError
@@ -29,6 +30,7 @@ def rebuild(
     *,
     key: str,
     args: Sequence[Any] | None,
+    staging: Staging,
 ) -> Any:
     """The VJP object of a bundle in a treedef whose program is known to be the bundle's.
 
@@ -43,7 +45,7 @@ def rebuild(
                 "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
             )
         values = check_arguments(args, manifest.arguments, manifest.in_tree)
-        leaves = place_leaves(bundle, placements, live=values.values())
+        leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
         return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
 
 
@@ -57,28 +59,30 @@ def check_widths(manifest: Manifest) -> None:
     check_precision(named)
 
 
-def place_leaves(bundle: Bundle, placements: Sequence[Sharding | None] | None, *, live: Any) -> list[Any]:
+def place_leaves(
+    bundle: Bundle, placements: Sequence[Sharding | None] | None, *, live: Any, staging: Staging
+) -> list[Any]:
     """All leaves as arrays; ``placements`` go first, then the meshes and devices of the ``live`` arrays.
 
     Leaves that were one array are one array again.
     """
     meshes = Meshes(live)
-    placed: list[Any] = []
-    for leaf in bundle.manifest.leaves:
-        placement = placements[leaf.index] if placements is not None else None
-        source = leaf.alias_of
-        if (
-            source is not None
-            and leaf.same_array
-            and _is_same(leaf, bundle.manifest.leaves[source], placements)
-        ):
-            placed.append(placed[source])
-        else:
-            placed.append(to_device(bundle.array(leaf.index), leaf, placement, meshes))
-    return placed
+    leaves = bundle.manifest.leaves
+    own = [leaf for leaf in leaves if not _is_repeated(leaf, leaves, placements)]
+    targets = [
+        (placements[leaf.index] if placements is not None else None) or placement_for(leaf, meshes)
+        for leaf in own
+    ]
+    arrays = to_device([bundle.array(leaf.index) for leaf in own], own, targets, staging)
+    placed: dict[int | None, Any] = {leaf.index: array for leaf, array in zip(own, arrays, strict=True)}
+    return [placed[leaf.index if leaf.index in placed else leaf.alias_of] for leaf in leaves]
 
 
-def _is_same(leaf: Leaf, source: Leaf, placements: Sequence[Sharding | None] | None) -> bool:
+def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Sharding | None] | None) -> bool:
+    """Whether a leaf was the array of an earlier one, and belongs where that does."""
+    if leaf.alias_of is None or not leaf.same_array:
+        return False
+    source = leaves[leaf.alias_of]
     where = placements is None or placements[leaf.index] == placements[source.index]
     names = ("kind", "dtype", "shape", "weak_type", "committed", "memory_kind", "sharding", "key_impl")
     return where and all(getattr(leaf, name) == getattr(source, name) for name in names)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from residual_client.jax_compat import key_impl, with_weak_type, x64_enabled
+from residual_client.jax_compat import key_impl, relabelled, x64_enabled
 from residual_client.meshes import Meshes, symbolic
+from residual_client.staging import Staging
 from residual_store.dtypes import DTYPES, FLOAT0, name_of
 from residual_store.errors import LeafMismatch, LeafUnavailable, PrecisionMismatch
+from residual_store.frame import aligned_empty
 from residual_store.leaf import Aval, Channel, Leaf
 
 __all__ = [
@@ -24,10 +27,10 @@ __all__ = [
     "check_precision",
     "is_key",
     "leaf_of",
+    "placement_for",
     "placement_of",
     "start_copies",
     "to_device",
-    "to_host",
 ]
 
 type Host = npt.NDArray[np.generic]
@@ -67,29 +70,31 @@ def abstract(value: Any) -> Aval:
     return Aval(dtype=name, shape=tuple(value.shape), weak_type=bool(getattr(value, "weak_type", False)))
 
 
-def start_copies(residuals: Iterable[Residual]) -> None:
-    """Check that every leaf can be read, and start all copies to the host at once.
+def start_copies(residuals: Sequence[Residual], staging: Staging) -> Iterator[Host]:
+    """Check that every leaf can be read, start all copies to the host at once, and give them in order.
 
+    No bytes are copied where a leaf is in host memory already.
     Raises `LeafUnavailable`, which names the leaf.
     """
     for residual in residuals:
-        value = residual.value
         _check_dtype(residual)
-        if isinstance(value, jax.core.Tracer):
+        _check_value(residual)
+    values = [
+        jax.random.key_data(residual.value) if is_key(residual.value) else residual.value
+        for residual in residuals
+    ]
+    return _read(residuals, staging.to_host(values))
+
+
+def _read(residuals: Iterable[Residual], copies: Iterator[Host]) -> Iterator[Host]:
+    for residual in residuals:
+        try:
+            host = next(copies)
+        except Exception as error:
             raise LeafUnavailable(
-                f"{residual.path} is being traced, so it has no value to store; "
-                "return the VJP object from the jitted function and offload it outside",
-                leaf=residual.path,
-            )
-        if isinstance(value, jax.Array):
-            _check_readable(residual.path, value)
-            if not is_key(value):
-                value.copy_to_host_async()
-        elif not isinstance(value, np.ndarray | np.generic):
-            raise LeafUnavailable(
-                f"{residual.path} is a {type(value).__name__} and not an array; only arrays can be stored",
-                leaf=residual.path,
-            )
+                f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
+            ) from error
+        yield host
 
 
 def _check_dtype(residual: Residual) -> None:
@@ -98,6 +103,23 @@ def _check_dtype(residual: Residual) -> None:
         raise LeafMismatch(
             f"{residual.path} is {residual.value.dtype} and the backward was traced for {expected.dtype}; "
             "it was changed after jax.vjp, and JAX would apply it without a word",
+            leaf=residual.path,
+        )
+
+
+def _check_value(residual: Residual) -> None:
+    value = residual.value
+    if isinstance(value, jax.core.Tracer):
+        raise LeafUnavailable(
+            f"{residual.path} is being traced, so it has no value to store; "
+            "return the VJP object from the jitted function and offload it outside",
+            leaf=residual.path,
+        )
+    if isinstance(value, jax.Array):
+        _check_readable(residual.path, value)
+    elif not isinstance(value, np.ndarray | np.generic):
+        raise LeafUnavailable(
+            f"{residual.path} is a {type(value).__name__} and not an array; only arrays can be stored",
             leaf=residual.path,
         )
 
@@ -121,17 +143,6 @@ def _check_readable(path: str, value: jax.Array) -> None:
         )
 
 
-def to_host(residual: Residual) -> Host:
-    """The values of a leaf as a host array, without a copy where the backend allows that."""
-    value = residual.value
-    try:
-        return np.asarray(jax.random.key_data(value) if is_key(value) else value)
-    except Exception as error:
-        raise LeafUnavailable(
-            f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
-        ) from error
-
-
 def leaf_of(index: int, residual: Residual) -> Leaf:
     """The manifest's entry of a residual, before its bytes are encoded."""
     value = residual.value
@@ -151,8 +162,7 @@ def leaf_of(index: int, residual: Residual) -> Leaf:
     if not is_key(value):
         return leaf
     data = jax.eval_shape(jax.random.key_data, value)
-    return replace(
-        leaf,
+    return leaf.changed(
         kind="key",
         key_impl=key_impl(value.dtype),
         dtype=name_of(np.dtype(data.dtype)),
@@ -173,24 +183,47 @@ def check_precision(named: Sequence[tuple[str, str]]) -> None:
             )
 
 
-def to_device(host: Host, leaf: Leaf, placement: Sharding | None, meshes: Meshes) -> Any:
-    """The restored leaf: values, weak type, key type, and the placement that is given or that the leaf records.
+def to_device(
+    hosts: Sequence[Host], leaves: Sequence[Leaf], targets: Sequence[Sharding | None], staging: Staging
+) -> list[Any]:
+    """The restored leaves: values, weak type, key type, and the placement of ``targets``, see `placement_for`.
 
+    All arrays are on their way at once, and nothing waits for them.
     float0 stays a numpy array, because JAX has no device array of it.
     """
+    plain = [leaf.kind == "array" and leaf.dtype != FLOAT0 for leaf in leaves]
+    arrays = iter(
+        staging.to_device(
+            [_dense(host) for host in itertools.compress(hosts, plain)],
+            list(itertools.compress(targets, plain)),
+        )
+    )
+    return [
+        relabelled(next(arrays), weak_type=leaf.weak_type) if is_plain else _special(host, leaf, target)
+        for host, leaf, target, is_plain in zip(hosts, leaves, targets, plain, strict=True)
+    ]
+
+
+def _dense(host: Host) -> Host:
+    """The host array without strides; JAX takes one element at a time of a constant that is merely broadcast."""
+    if host.flags.c_contiguous:
+        return host
+    words = host.view(f"u{host.itemsize}") if host.itemsize <= 8 else host
+    dense = aligned_empty(host.nbytes).view(words.dtype).reshape(host.shape)
+    dense[...] = words
+    return dense.view(host.dtype)
+
+
+def _special(host: Host, leaf: Leaf, target: Sharding | None) -> Any:
     if leaf.dtype == FLOAT0:
         return np.zeros(leaf.shape, DTYPES[FLOAT0])
-    target = placement if placement is not None else _recorded_placement(leaf, meshes)
-    if leaf.kind == "key":
-        # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
-        keys = jax.random.wrap_key_data(jnp.asarray(host), impl=leaf.key_impl)
-        return keys if target is None else jax.device_put(keys, target)
-    array = jax.device_put(host, target)
-    return with_weak_type(array, True) if leaf.weak_type else array
+    # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
+    keys = jax.random.wrap_key_data(jnp.asarray(host), impl=leaf.key_impl)
+    return keys if target is None else jax.device_put(keys, target)
 
 
-def _recorded_placement(leaf: Leaf, meshes: Meshes) -> Sharding | None:
-    """None stands for: uncommitted, on the default device."""
+def placement_for(leaf: Leaf, meshes: Meshes) -> Sharding | None:
+    """Where a leaf belongs by its record; None stands for: uncommitted, on the default device."""
     if leaf.sharding is not None:
         return meshes.sharding(leaf.sharding, leaf.path, memory_kind=leaf.memory_kind)
     if not leaf.committed:

@@ -36,6 +36,11 @@ class Catalog:
             return None
         return self._host.as_copy(entry.stat)
 
+    def may_refuse(self, key: str, if_exists: IfExists) -> bool:
+        """Whether `existing` could refuse a put, so that it is worth asking before the bytes come in."""
+        check_if_exists(if_exists)
+        return if_exists != "replace" and self.find(key) is not None
+
     def existing(self, new: Stat, if_exists: IfExists) -> Stat | None:
         """The bundle that makes a put unnecessary, if there is one; raises `AlreadyExists`."""
         check_if_exists(if_exists)

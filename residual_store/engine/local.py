@@ -11,9 +11,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.bundle import Bundle, Payload
+from residual_store.arena import Arena
+from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
-from residual_store.encoding import decode
+from residual_store.engine.admission import Admission
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog, already_exists
 from residual_store.engine.durable import DurableTier
@@ -22,12 +23,13 @@ from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
+from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidFrame, InvalidOption, NotFound, TooLarge
-from residual_store.key import check_key, check_prefix
-from residual_store.manifest import Manifest, encode
-from residual_store.manifest import decode as decode_manifest
+from residual_store.errors import InvalidOption, NotFound, TooLarge
+from residual_store.key import check_key, check_prefix, run_of
+from residual_store.manifest import Manifest, decode, encode
+from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
@@ -50,6 +52,7 @@ class LocalStore(ClosedAtExit):
         *,
         settings: Settings,
         durable: DurableTier | None,
+        arena: Arena | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
@@ -60,8 +63,12 @@ class LocalStore(ClosedAtExit):
         self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
         self._clock = clock
         self._writing = KeyLocks()
-        self._memory = HostMemory(settings, host=self._host, durable=durable, writing=self._writing)
+        self._memory = HostMemory(
+            settings, arena=arena, host=self._host, durable=durable, writing=self._writing
+        )
         self._catalog = Catalog(self._host, durable, clock=clock)
+        self._reading = Reading(catalog=self._catalog, host=self._host, durable=durable, memory=self._memory)
+        self.admission = Admission(settings, catalog=self._catalog, memory=self._memory)
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
         if durable is not None:
             remove["durable"] = durable.remove
@@ -70,15 +77,24 @@ class LocalStore(ClosedAtExit):
         )
 
     @classmethod
-    def in_memory(cls, *, settings: Settings, clock: Callable[[], float] = time.time) -> Self:
-        """A store in this process's memory."""
-        return cls("memory://", settings=settings, durable=None, clock=clock)
+    def in_memory(
+        cls, *, settings: Settings, arena: Arena | None = None, clock: Callable[[], float] = time.time
+    ) -> Self:
+        """A store in this process's memory, or in that of an ``arena``."""
+        return cls("memory://", settings=settings, durable=None, arena=arena, clock=clock)
 
     @classmethod
-    def at(cls, url: str, *, settings: Settings, clock: Callable[[], float] = time.time) -> Self:
+    def at(
+        cls,
+        url: str,
+        *,
+        settings: Settings,
+        arena: Arena | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
         """A store with a durable tier at a tensorstore URL, such as ``file:///path``."""
         durable = DurableTier(Root(url), settings=settings, clock=clock)
-        return cls(url, settings=settings, durable=durable, clock=clock)
+        return cls(url, settings=settings, durable=durable, arena=arena, clock=clock)
 
     def durability(self, wanted: str | None) -> Durability:
         """The durability that a put will have; raises `InvalidOption` for one that this store cannot promise."""
@@ -96,20 +112,11 @@ class LocalStore(ClosedAtExit):
 
     def close(self) -> None:
         self._host.close()
+        self._memory.close()
         if self._durable is not None:
             self._durable.close()
 
     # Putting
-
-    def admit(self, key: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Payload:
-        """Memory for the leaves of a bundle that is about to come in, if it may come in at all.
-
-        Raises `AlreadyExists`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
-        """
-        check_key(key, self.settings)
-        check_size(key, manifest, self.settings)
-        self._catalog.existing(stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None), if_exists)
-        return self._memory.allocate(manifest.nbytes)
 
     def put(
         self,
@@ -128,11 +135,7 @@ class LocalStore(ClosedAtExit):
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
-            # What comes over a wire was checked when it came in; what is put here must be readable later too.
-            decode_manifest(encode(bundle.manifest), self.settings)
-            bundle.verify(InvalidFrame)
-        if durability == "host" and not bundle.owned:
-            bundle = bundle.copied_into(self.admit(key, bundle.manifest, if_exists=if_exists))
+            bundle = self._taken_in(key, bundle, durability, if_exists)
         with self._writing.of(key):
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
@@ -148,6 +151,24 @@ class LocalStore(ClosedAtExit):
         return receipt_of(
             stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
         )
+
+    def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
+        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
+        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
+            return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
+        bundle = bundle.sealed(check=True)
+        if durability == "host":
+            segment = self.admission.admit(key, bundle.manifest, if_exists=if_exists)
+            return self._copied(bundle, segment)
+        return self._readable(bundle)
+
+    def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
+        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
+
+    def _readable(self, bundle: Bundle) -> Bundle:
+        """The bundle, if what is put here can be read later too."""
+        decode(encode(bundle.manifest), self.settings)
+        return bundle
 
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
@@ -166,17 +187,14 @@ class LocalStore(ClosedAtExit):
     # Getting
 
     def stat(self, key: str) -> Stat:
-        found = self._catalog.find(check_key(key, self.settings))
-        if found is None:
-            raise NotFound(f"there is no bundle {key!r}", key=key)
-        return found
+        return self._reading.stat(check_key(key, self.settings))
 
-    def get(self, key: str, *, wait: float = 0.0) -> Bundle:
+    def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:
         deadline = time.monotonic() + check_wait(wait)
         while True:
             with self.arrivals.expected(key) as arrival:
                 try:
-                    return self._get(key)
+                    return self._reading.bundle(check_key(key, self.settings), verify=verify)
                 except NotFound:
                     left = deadline - time.monotonic()
                     if left <= 0:
@@ -184,39 +202,16 @@ class LocalStore(ClosedAtExit):
                 with contextlib.suppress(TimeoutError):
                     arrival.result(min(left, self.look_again_seconds or left))
 
-    def _get(self, key: str) -> Bundle:
-        bundle = self._host.get(key, self.stat(key).digest)
-        if bundle is not None:
-            return bundle
-        return self._of_durable(key, lambda durable: durable.read(key, self._memory.allocate))
-
-    def _of_durable[T](self, key: str, read: Callable[[DurableTier], T]) -> T:
-        if self._durable is None:
-            raise NotFound(f"there is no bundle {key!r}", key=key)
-        return read(self._durable)
-
     def get_leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
-        stat = self.stat(key)
-        if not 0 <= index < stat.leaves:
-            raise NotFound(
-                f"the bundle {key!r} has {stat.leaves} leaves, so there is no leaf {index}", key=key
-            )
-        bundle = self._host.get(key, stat.digest)
-        if bundle is None:
-            return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._memory.allocate))
-        source = bundle.manifest.source(index)
-        return decode(source, bundle.payloads[source.index], as_leaf=bundle.manifest.leaves[index])
+        return self._reading.leaf(check_key(key, self.settings), index)
 
     def manifest(self, key: str) -> Manifest:
-        bundle = self._host.get(key, self.stat(key).digest)
-        if bundle is not None:
-            return bundle.manifest
-        return self._of_durable(key, lambda durable: durable.read_manifest(key))
+        return self._reading.manifest(check_key(key, self.settings))
 
     def prefetch(self, key: str) -> Stat:
         stat = self.stat(key)
         if stat.tier == "durable":
-            bundle = self._get(key)
+            bundle = self._reading.bundle(key)
             with self._writing.of(key):
                 if self.stat(key).digest == stat.digest:
                     self._host.put_copy(stat, bundle)
@@ -260,13 +255,18 @@ class LocalStore(ClosedAtExit):
         return self.stat(key)
 
     def expire(self) -> int:
-        """Remove the bundles whose lease has ended, and return how many."""
+        """Remove the bundles whose lease has ended, and return how many; segments whose loan has ended come back too."""
+        self.admission.end_old()
         return self._leases.expire()
 
     def usage(self) -> Usage:
+        memory = self._memory.usage
         return Usage(
             runs=self._catalog.usage(),
-            host_held_bytes=self._memory.held,
+            host_held_bytes=memory.held,
+            host_idle_bytes=memory.idle,
+            segments_fresh=memory.fresh,
+            segments_recycled=memory.recycled,
             host_total_bytes=self._memory.total,
             expired=self._leases.expired,
             spilled=self._memory.spilled,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from residual_store.bundle import Payload
+from residual_store.arena import Arena
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.errors import Busy, ResidualStoreError, StoreFull
-from residual_store.segments import NoRoom, SegmentPool
+from residual_store.segments import NoRoom, PoolUsage, Segment, SegmentPool
 from residual_store.settings import Settings
 
 __all__ = ["HostMemory"]
@@ -21,19 +21,33 @@ class HostMemory:
     """
 
     def __init__(
-        self, settings: Settings, *, host: HostTier, durable: DurableTier | None, writing: KeyLocks
+        self,
+        settings: Settings,
+        *,
+        arena: Arena | None,
+        host: HostTier,
+        durable: DurableTier | None,
+        writing: KeyLocks,
     ) -> None:
         self._settings = settings
-        self._pool = SegmentPool(total=settings.host_budget)
+        self._pool = SegmentPool(
+            total=settings.host_budget,
+            arena=arena,
+            smallest=settings.pooled_bytes,
+            idle_seconds=settings.segment_idle_seconds,
+        )
         self._host = host
         self._durable = durable
         self._writing = writing
         self.spilled = 0
 
+    def close(self) -> None:
+        self._pool.close()
+
     @property
-    def held(self) -> int:
-        """Bytes in use, by bundles and by bodies in flight."""
-        return self._pool.held
+    def usage(self) -> PoolUsage:
+        """Bytes in use, by bundles and by bodies in flight, and bytes that wait to be used again."""
+        return self._pool.usage
 
     @property
     def total(self) -> int:
@@ -45,11 +59,11 @@ class HostMemory:
         if nbytes > self.total:
             raise self._refusal(nbytes)
 
-    def allocate(self, nbytes: int) -> Payload:
-        """A segment; raises `StoreFull`, or `Busy` if it would fit without the bodies in flight."""
+    def allocate(self, nbytes: int, *, run: str) -> Segment:
+        """A segment for a bundle of ``run``; raises `StoreFull`, or `Busy` if it would fit without the bodies in flight."""
         while True:
             try:
-                return self._pool.allocate(nbytes)
+                return self._pool.allocate(nbytes, run=run)
             except NoRoom:
                 if not self._make_room(nbytes):
                     raise self._refusal(nbytes) from None

@@ -5,48 +5,81 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 
 import anyio.to_thread
 from fastapi import Request
 
+from residual_server.direct_body import EXTENSION, DirectBody
 from residual_store.bundle import Bundle
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidFrame, TooLarge, UnsupportedMedia, UploadStalled
 from residual_store.frame import MEDIA_TYPE, FrameReader
+from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.store import IfExists
 
 __all__ = ["receive_bundle", "receive_program", "slices"]
 
 _SLICE = 1 << 20
+_DIRECT = 256 << 10
 _BINARY = ("application/octet-stream", MEDIA_TYPE, "application/x-www-form-urlencoded", "")
 """What curl and plain HTTP clients say of a binary body; the second last is what ``curl --data-binary`` says."""
 
 
-async def receive_bundle(request: Request, store: LocalStore, key: str, if_exists: IfExists) -> Bundle:
+async def receive_bundle(
+    request: Request, store: LocalStore, key: str, if_exists: IfExists, ticket: str | None
+) -> Bundle:
     """The bundle in the body, received into a segment of the store and verified.
 
+    With the ``ticket`` of a lent segment, the body has only the head of the frame and the leaves are in the segment already.
     Whatever can be refused is refused at the manifest, before a byte of a leaf is read.
     """
     length = _check_headers(request)
-    reader = FrameReader(store.settings, total=length)
+    reader = FrameReader(store.settings, total=length, leaves_apart=ticket is not None)
     if length is not None and length > store.settings.max_bundle_bytes:
         raise TooLarge(
             f"the body has {length} bytes; the limit max_bundle_bytes is {store.settings.max_bundle_bytes}"
         )
+    segment: Segment | None = None
     async with contextlib.aclosing(_chunks(request, store.settings)) as chunks:
         async for chunk in chunks:
             rest = reader.feed(chunk)
-            if reader.awaits_memory:
-                await _place(reader, store, key, if_exists)
-                reader.feed(rest)
-    return await anyio.to_thread.run_sync(reader.bundle)
+            if reader.awaits_memory and segment is None:
+                segment = await _segment(reader, store, key, if_exists, ticket)
+                if ticket is None:
+                    reader.place(segment.memory)
+                    rest = reader.feed(rest)
+                    if await _filled_directly(request, reader, store.settings):
+                        break
+            if rest:
+                raise InvalidFrame("the body goes on after the head; the leaves are in the segment")
+    bundle = reader.bundle() if ticket is None or segment is None else reader.adopt(segment.memory)
+    return replace(bundle, place=segment.place if segment is not None else None)
 
 
-async def _place(reader: FrameReader, store: LocalStore, key: str, if_exists: IfExists) -> None:
-    manifest = reader.manifest
+async def _segment(
+    reader: FrameReader, store: LocalStore, key: str, if_exists: IfExists, ticket: str | None
+) -> Segment:
+    manifest, admission = reader.manifest, store.admission
     assert manifest is not None
-    reader.place(await anyio.to_thread.run_sync(lambda: store.admit(key, manifest, if_exists=if_exists)))
+    if ticket is None:
+        admit = lambda: admission.admit(key, manifest, if_exists=if_exists)  # noqa: E731
+    else:
+        admit = lambda: admission.redeem(key, ticket, manifest, if_exists=if_exists)  # noqa: E731
+    return await anyio.to_thread.run_sync(admit)
+
+
+async def _filled_directly(request: Request, reader: FrameReader, settings: Settings) -> bool:
+    """Receive the rest of a large body straight into its place, if the server can do that."""
+    direct: DirectBody | None = request.scope.get("extensions", {}).get(EXTENSION)
+    if direct is None or len(reader.buffer()) < _DIRECT or "content-length" not in request.headers:
+        return False
+    try:
+        await direct.fill(reader, idle_seconds=settings.idle_body_seconds)
+    except TimeoutError:
+        raise _stalled(settings) from None
+    return True
 
 
 async def receive_program(request: Request, settings: Settings) -> bytes:
@@ -87,9 +120,13 @@ async def _chunks(request: Request, settings: Settings) -> AsyncGenerator[bytes]
                 yield chunk
                 limit.reschedule(clock() + settings.idle_body_seconds)
     except TimeoutError:
-        raise UploadStalled(
-            f"the body brought nothing for {settings.idle_body_seconds:g} s and was discarded; send it again"
-        ) from None
+        raise _stalled(settings) from None
+
+
+def _stalled(settings: Settings) -> UploadStalled:
+    return UploadStalled(
+        f"the body brought nothing for {settings.idle_body_seconds:g} s and was discarded; send it again"
+    )
 
 
 def slices(part: memoryview) -> Iterator[memoryview]:

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from residual_server.direct_body import EXTENSION
 from residual_store.store import Store
 
 __all__ = ["Metered", "Metrics"]
@@ -89,3 +90,6 @@ class Metered:
             await send(message)
 
         await self._app(scope, counted_receive, counted_send)
+        direct = scope.get("extensions", {}).get(EXTENSION)
+        if direct is not None:
+            self._metrics.received.inc(direct.nbytes)

@@ -1,12 +1,14 @@
-"""The HTTP protocol of a connection: uvicorn's, with limits on the time and size of what comes before a body."""
+"""The HTTP protocol of a connection: uvicorn's, with limits on what comes before a body, and with direct bodies."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from residual_server.direct_body import EXTENSION, DirectBody
 from residual_store.settings import Settings
 
 __all__ = ["limited_protocol"]
@@ -21,7 +23,10 @@ def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    """Closes a connection when a request's headers are too slow or too large; uvicorn has a limit for neither."""
+    """Closes a connection when a request's headers are too slow or too large; uvicorn has a limit for neither.
+
+    It offers a `DirectBody` in the scope of each request.
+    """
 
     settings: Settings
 
@@ -52,6 +57,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         if self._late is None:
             self._start_head()
+        direct = DirectBody(
+            self.transport, begin=self._begin_direct, end=self._end_direct, lost=self.connection_lost
+        )
+        cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: direct}
 
     def on_headers_complete(self) -> None:
         self._end_head()
@@ -66,3 +75,21 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _begin_direct(self) -> bytes:
+        self.flow.pause_reading()
+        rest, self.cycle.body = self.cycle.body, bytearray()
+        return bytes(rest)
+
+    def _end_direct(self, whole: bool) -> None:
+        """Go on with a parser that has not seen a body; after a body that broke off, nothing that follows can be understood."""
+        if self.transport.is_closing():
+            return
+        self.transport.set_protocol(self)
+        if whole:
+            self.parser = httptools.HttpRequestParser(self)
+            self.cycle.more_body = False
+        else:
+            self.cycle.keep_alive = False
+        self.cycle.message_event.set()
+        self.flow.resume_reading()

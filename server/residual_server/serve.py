@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -18,11 +19,16 @@ from residual_server.allocator import limit_arenas
 from residual_server.app import create_app
 from residual_server.auth import Tokens
 from residual_server.protocol import limited_protocol
+from residual_store.arena import arena_bytes
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidOption
+from residual_store.loopback import keep_in_cache
 from residual_store.settings import Settings
+from residual_store.shared_arena import SharedArena
 
 __all__ = ["serve"]
+
+log = logging.getLogger("residual_store")
 
 _BACKLOG = 2048
 
@@ -48,8 +54,13 @@ def serve(
     settings = settings or Settings.from_environment()
     if uds is None and tokens is None and not _is_loopback(host):
         raise InvalidOption(f"{host} can be reached from elsewhere; give a token file, or bind to 127.0.0.1")
-    with _open(root, settings) as store, _listen(host, port, uds) as listener, _signals_end_quietly():
-        app = create_app(store, tokens=tokens)
+    arena = _shared_arena(settings)
+    with (
+        _open(root, settings, arena) as store,
+        _listen(host, port, uds) as listener,
+        _signals_end_quietly(),
+    ):
+        app = create_app(store, tokens=tokens, arena=arena)
         server = _Server(
             uvicorn.Config(
                 app,
@@ -68,11 +79,22 @@ def serve(
         uds.unlink(missing_ok=True)
 
 
-def _open(root: str | None, settings: Settings) -> LocalStore:
+def _shared_arena(settings: Settings) -> SharedArena | None:
+    """Memory that clients on the same host can share; None if it is turned off or there is no memory file system."""
+    if not settings.share_segments:
+        return None
+    try:
+        return SharedArena(arena_bytes(settings.host_budget))
+    except OSError as error:
+        log.warning("no memory is shared with clients on this host: %s", error)
+        return None
+
+
+def _open(root: str | None, settings: Settings, arena: SharedArena | None) -> LocalStore:
     if root is None:
-        return LocalStore.in_memory(settings=settings)
+        return LocalStore.in_memory(settings=settings, arena=arena)
     url = root if "://" in root or root.startswith("{") else Path(root).absolute().as_uri()
-    return LocalStore.at(url, settings=settings)
+    return LocalStore.at(url, settings=settings, arena=arena)
 
 
 def _listen(host: str, port: int, uds: Path | None) -> socket.socket:
@@ -80,7 +102,10 @@ def _listen(host: str, port: int, uds: Path | None) -> socket.socket:
         if uds is not None:
             return _listen_unix(uds)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        if _is_loopback(host):
+            keep_in_cache(listener)
+        return listener
     except (OSError, OverflowError) as error:
         raise InvalidOption(f"cannot listen on {uds or f'{host}:{port}'}: {error}") from error
 

@@ -15,6 +15,7 @@ from residual_server.auth import ANYONE, Access, Grant, Tokens, check_access
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidOption, NotFound, Stopping
 from residual_store.key import check_key, check_prefix, run_of
+from residual_store.shared_arena import SharedArena
 
 __all__ = ["Service", "refuse_unknown_parameters"]
 
@@ -32,10 +33,11 @@ def refuse_unknown_parameters(request: Request) -> None:
 
 @dataclass
 class Service:
-    """A store, the tokens that guard it, and whether the server is stopping."""
+    """A store, the tokens that guard it, the memory that it shares, and whether the server is stopping."""
 
     store: LocalStore
     tokens: Tokens | None = None
+    arena: SharedArena | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def grant(self, request: Request) -> Grant:

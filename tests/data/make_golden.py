@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,8 @@ def _bundle(arrays: dict[str, npt.NDArray[Any]], channels: list[Channel], **fiel
         for index, (path, host) in enumerate(arrays.items())
     )
     manifest = Manifest(leaves=leaves, created=1_700_000_000.25, **fields)
-    return Bundle.encoded(
-        manifest, list(arrays.values()), identities=[id(array) for array in arrays.values()]
-    )
+    identities = [id(array) for array in arrays.values()]
+    return Bundle.encoded(manifest, list(arrays.values()), identities=identities).sealed()
 
 
 def _every_field() -> Bundle:
@@ -100,44 +100,38 @@ def _every_field() -> Bundle:
         1: {"kind": "key", "key_impl": "threefry2x32"},
         6: {"weak_type": True},
     }
-    leaves = tuple(_replaced(leaf, changes.get(leaf.index, {})) for leaf in bundle.manifest.leaves)
-    manifest = _replaced(
+    leaves = tuple(leaf.changed(**changes.get(leaf.index, {})) for leaf in bundle.manifest.leaves)
+    manifest = replace(
         bundle.manifest,
-        {
-            "leaves": leaves,
-            "fingerprint": FINGERPRINT,
-            "program": digest_of(PROGRAM),
-            "no_program": "host callback",
-            "versions": {"jax": "0.12.0", "residual-store": "0.1.0"},
-            "x64": True,
-            "function": "layer (model.py:12)",
-            "arguments": (
-                Argument(path="args[0]['w']", state="saved", aval=Aval(dtype="float32", shape=(40, 33))),
-                Argument(path="args[1]", state="not_saveable", needed=False, digest=bytes(range(16))),
-                Argument(
-                    path="args[2]", state="not_needed", aval=Aval(dtype="key<fry>", shape=(), weak_type=True)
-                ),
+        leaves=leaves,
+        fingerprint=FINGERPRINT,
+        program=digest_of(PROGRAM),
+        no_program="host callback",
+        versions={"jax": "0.12.0", "residual-store": "0.1.0"},
+        x64=True,
+        function="layer (model.py:12)",
+        arguments=(
+            Argument(path="args[0]['w']", state="saved", aval=Aval(dtype="float32", shape=(40, 33))),
+            Argument(path="args[1]", state="not_saveable", needed=False, digest=bytes(range(16))),
+            Argument(
+                path="args[2]", state="not_needed", aval=Aval(dtype="key<fry>", shape=(), weak_type=True)
             ),
-            "cotangents": (Aval(dtype="float32", shape=(40,)), Aval(dtype="float0", shape=())),
-            "in_tree": (
-                ["tuple", 3],
-                ["dict", [["text", "w"]]],
-                ["leaf"],
-                ["OrderedDict", [["tuple", [["int", 3], ["bool", True]]]]],
-                ["leaf"],
-                ["list", 2],
-                ["none"],
-                ["leaf"],
-            ),
-            "out_tree": (["custom", 2, "module.Pair", "a, b", "static"], ["leaf"], ["leaf"]),
-            "user": {"step": 12, "loss": 0.5, "last": False, "label": "golden"},
-        },
+        ),
+        cotangents=(Aval(dtype="float32", shape=(40,)), Aval(dtype="float0", shape=())),
+        in_tree=(
+            ["tuple", 3],
+            ["dict", [["text", "w"]]],
+            ["leaf"],
+            ["OrderedDict", [["tuple", [["int", 3], ["bool", True]]]]],
+            ["leaf"],
+            ["list", 2],
+            ["none"],
+            ["leaf"],
+        ),
+        out_tree=(["custom", 2, "module.Pair", "a, b", "static"], ["leaf"], ["leaf"]),
+        user={"step": 12, "loss": 0.5, "last": False, "label": "golden"},
     )
     return Bundle(manifest=manifest, payloads=bundle.payloads)
-
-
-def _replaced[T](value: T, changes: dict[str, Any]) -> T:
-    return type(value)(**{**vars(value), **changes})
 
 
 def golden_bundles() -> dict[str, Bundle]:

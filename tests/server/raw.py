@@ -100,4 +100,5 @@ def ask(
 
 def frame_of(bundle: Bundle) -> bytes:
     """The frame of a bundle as one string of bytes."""
+    bundle = bundle.sealed()
     return b"".join(frame_parts(frame_head(bundle.manifest), bundle))

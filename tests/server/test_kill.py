@@ -23,7 +23,7 @@ ROUNDS = 20
 
 
 def _bundle(seed: int) -> Bundle:
-    return noise(5 << 20, 100, 9 << 20, 70_000, 3 << 20, seed=seed)
+    return noise(5 << 20, 100, 9 << 20, 70_000, 3 << 20, seed=seed).sealed()
 
 
 def _stages(folder: Path) -> list[Callable[[], bool]]:

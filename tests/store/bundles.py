@@ -53,6 +53,7 @@ def filled(value: int, *, leaves: int = 4, size: int = 3000) -> Bundle:
 
 def assert_equal(got: Bundle, sent: Bundle) -> None:
     """Equal manifests, and equal dtype, shape and bytes of every leaf."""
+    sent = sent.sealed()
     assert encode(got.manifest) == encode(sent.manifest)
     for leaf in sent.manifest.leaves:
         one, other = got.array(leaf.index), sent.array(leaf.index)

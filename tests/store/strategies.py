@@ -55,4 +55,4 @@ def bundles(draw: st.DrawFn) -> Bundle:
             found.append(array if draw(st.booleans()) else array.copy())
     user = draw(st.dictionaries(st.text("abcdef/..\0 \N{SNOWMAN}", max_size=9), user_values, max_size=4))
     names = draw(st.permutations(range(len(found))))
-    return Bundle.of_arrays({f"leaf {names[i]}": array for i, array in enumerate(found)}, user=user)
+    return Bundle.of_arrays({f"leaf {names[i]}": array for i, array in enumerate(found)}, user=user).sealed()

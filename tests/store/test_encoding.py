@@ -69,12 +69,21 @@ def test_equal_values_are_not_equal_bits() -> None:
     assert _encodings(np.full(9, np.nan)) == ["constant"]
 
 
-def test_one_different_element_is_found_wherever_it_is() -> None:
-    """A leaf that is constant but for one element, at any place, is not taken for a constant."""
-    for place in (0, 1, 65_535, 65_536, 65_537, 100_000, 199_999):
-        array = np.zeros(200_000, np.float32)
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("count", [3, 4099, 2_000_003])
+def test_one_different_element_is_found_wherever_it_is(dtype: str, count: int) -> None:
+    """A leaf that is constant but for one element, at any place, is neither a constant nor a repetition."""
+    zeros = np.zeros(count, dtype)
+    array = zeros.copy()
+    places = {*range(19), 256, 512, 65_535, 65_536, 131_071, 131_072, count // 3, count // 2, *range(-19, 0)}
+    for place in sorted(place for place in places if -count <= place < count):
         array[place] = 1
-        assert _encodings(array) == ["raw"], place
+        assert _encodings(array, zeros) == ["raw", "constant"], place
+        other = array.copy()
+        other[place] = 2
+        assert _encodings(array, other, array.copy())[:2] == ["raw", "raw"], place
+        assert _encodings(array, array.copy(), other) == ["raw", "alias", "raw"], place
+        array[place] = 0
 
 
 @pytest.mark.parametrize("count", [2, 7, 8, 9, 1000, 1001])

@@ -27,7 +27,7 @@ def _content() -> Map:
     """A valid manifest of four leaves, as plain msgpack content."""
     h = np.arange(40.0)
     bundle = Bundle.of_arrays({"h": h, "again": h, "zeros": np.zeros(9), "mask": np.arange(70) % 3 == 0})
-    found: Map = msgpack.unpackb(encode(bundle.manifest))
+    found: Map = msgpack.unpackb(encode(bundle.sealed().manifest))
     return found
 
 
@@ -252,7 +252,7 @@ def test_a_valid_manifest_passes() -> None:
 def test_as_many_leaves_as_the_limit_allows() -> None:
     """60,000 leaves are read in about a second: the time grows with their number and not with its square."""
     bundle = Bundle.of_arrays({f"leaf {number}": np.int32(number) for number in range(60_000)})
-    packed = encode(bundle.manifest)
+    packed = encode(bundle.sealed().manifest)
     started = time.process_time()
     assert len(decode(packed, Settings()).leaves) == 60_000
     assert time.process_time() - started < 1.5
@@ -260,7 +260,9 @@ def test_as_many_leaves_as_the_limit_allows() -> None:
 
 def test_one_leaf_too_many_is_refused() -> None:
     """The limit max_leaves holds."""
-    packed = encode(Bundle.of_arrays({str(number): np.int32(number) for number in range(9)}).manifest)
+    packed = encode(
+        Bundle.of_arrays({str(number): np.int32(number) for number in range(9)}).sealed().manifest
+    )
     assert len(decode(packed, Settings(max_leaves=9)).leaves) == 9
     with pytest.raises(InvalidManifest, match="9 entries"):
         decode(packed, Settings(max_leaves=8))

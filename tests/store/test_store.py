@@ -101,6 +101,24 @@ class TestUnix(_Remote):
             yield store
 
 
+class TestSegments(_Remote):
+    """``http://``, every leaf area through shared memory"""
+
+    @pytest.fixture
+    def store(self, mapped_server: Server) -> Iterator[Store]:
+        with open_store(mapped_server.url, settings=Settings(mapped_bytes=0)) as store:
+            yield store
+
+
+class TestStock(_Remote):
+    """``http://``, the app under a uvicorn of its own, which knows nothing of direct bodies"""
+
+    @pytest.fixture
+    def store(self, stock_server: Server) -> Iterator[Store]:
+        with open_store(stock_server.url, segments=False) as store:
+            yield store
+
+
 @pytest.mark.parametrize(
     "url", ["", "nothing://here", "http://user:secret@host", "http://host?a=b", "http://host#a"]
 )

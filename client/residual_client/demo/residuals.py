@@ -13,7 +13,7 @@ import jax
 from residual_client.client import Client
 from residual_client.demo.model import Weights
 from residual_client.handle import Handle
-from residual_client.jax_compat import NotSaveable, is_sentinel
+from residual_client.jax_compat import NotSaveable, TreeDef, is_sentinel
 
 __all__ = ["Kept", "Offloaded", "Residuals", "Traffic"]
 
@@ -91,11 +91,12 @@ class Kept:
 
     def fetch(self, held: Any, weights: Weights) -> Any:
         # Only what is missing: an array for what the backward does not read would be another treedef, and another trace.
-        held.args_res[0] = jax.tree.map(
-            lambda saved, own: own if isinstance(saved, NotSaveable) else saved,
-            held.args_res[0],
-            weights,
-            is_leaf=is_sentinel,
+        # By position: jax 0.11 holds the leaves of a dict in tuples.
+        tree: TreeDef
+        saved, tree = jax.tree.flatten(held.args_res[0], is_leaf=is_sentinel)
+        own = jax.tree.leaves(weights)
+        held.args_res[0] = tree.unflatten(
+            [new if isinstance(old, NotSaveable) else old for old, new in zip(saved, own, strict=True)]
         )
         return held
 

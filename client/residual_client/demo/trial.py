@@ -18,9 +18,9 @@ from residual_client.demo.figures import Figures
 from residual_client.demo.model import LENGTH, pipeline
 from residual_client.demo.report import progress
 from residual_client.demo.residuals import Kept, Offloaded, Residuals
-from residual_client.demo.server import server
 from residual_client.demo.text import Corpus
 from residual_client.demo.training import MICROBATCHES, SEQUENCES, Training, microbatches_of, train
+from residual_client.local_server import local_server
 from residual_store.errors import InvalidOption, StoreUnavailable
 
 __all__ = ["hold_trial"]
@@ -65,7 +65,7 @@ def _client(url: str | None, folder: str) -> Iterator[Client]:
             f"another process cannot reach {url}; leave --url out, or name a server or file:///path"
         )
     with contextlib.ExitStack() as stack:
-        yield stack.enter_context(connect(url or stack.enter_context(server(Path(folder) / "root"))))
+        yield stack.enter_context(connect(url or stack.enter_context(local_server(Path(folder) / "root"))))
 
 
 class _Trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +15,7 @@ from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import Bundle
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
+from residual_store.place import ARENA_HEADER, SEGMENT_HEADER
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Receipt
 
@@ -47,16 +48,23 @@ def router(service: Service) -> APIRouter:
         durability: Literal["host", "disk"] | None = None,
         ttl: Annotated[float | None, Query(gt=0, description="Lease in seconds.")] = None,
         if_exists: Literal["error", "same", "replace"] = "error",
+        segment: Annotated[
+            str | None,
+            Query(pattern="^[0-9a-f]{32}$", description="Ticket of a lent segment that holds the leaves."),
+        ] = None,
     ) -> Receipt:
-        """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already."""
+        """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
+
+        With `segment`, the body ends before the leaf area, which is in the shared memory that `POST /v1/segments` lent.
+        """
         service.check_key(request, key, "write")
         store.durability(durability)
-        bundle = await receive_bundle(request, store, key, if_exists)
+        bundle = await receive_bundle(request, store, key, if_exists, segment)
         receipt = await service.call(
             lambda: store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
         )
         response.status_code = 200 if receipt.existed else 201
-        return receipt
+        return replace(receipt, transport="http" if segment is None else "segment")
 
     @routes.get(
         "/v1/bundles/{key:path}",
@@ -65,7 +73,11 @@ def router(service: Service) -> APIRouter:
         responses={200: {"content": _FRAME}},
     )
     async def get_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
-        """The frame of a bundle; with `wait`, as soon as it arrives."""
+        """The frame of a bundle; with `wait`, as soon as it arrives.
+
+        A client that has mapped the arena which it names in `Residual-Arena` gets the frame without its leaf area, and in
+        `Residual-Segment` the place where that is.
+        """
         service.check_key(request, key, "read")
         bundle = await service.when_there(key, wait, lambda: store.get(key))
         head = frame_head(bundle.manifest)
@@ -73,6 +85,9 @@ def router(service: Service) -> APIRouter:
             "Content-Length": str(frame_nbytes(head, bundle.manifest)),
             "ETag": f'"{digest_of_manifest(bundle.manifest)}"',
         }
+        if bundle.place is not None and request.headers.get(ARENA_HEADER) == bundle.place.arena:
+            headers |= {"Content-Length": str(len(head)), SEGMENT_HEADER: bundle.place.to_text()}
+            return Response(head, headers=headers, media_type=MEDIA_TYPE)
         return StreamingResponse(_frame(head, bundle), headers=headers, media_type=MEDIA_TYPE)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)

@@ -27,13 +27,20 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
     @routes.get("/v1/capabilities", operation_id="getCapabilities")
     @routes.head("/v1/capabilities", include_in_schema=False)
     async def capabilities(request: Request) -> dict[str, Any]:
-        """Release, format version, tiers and limits of this server."""
+        """Release, format version, tiers, limits and shared memory of this server.
+
+        Who can read `nonce` in the file of that name in the arena's directory is on the same host, and the same user.
+        """
         service.grant(request)
+        arena = service.arena
         return {
             "release": importlib.metadata.version("residual-store"),
             "format": FORMAT,
             "durabilities": ["host", "disk"] if store.has_durable_tier else ["host"],
-            "transports": ["http"],
+            "transports": ["http"] if arena is None else ["segment", "http"],
+            "arena": None
+            if arena is None
+            else {"directory": str(arena.directory), "nonce": arena.nonce.hex()},
             "limits": asdict(store.settings),
         }
 

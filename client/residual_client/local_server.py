@@ -1,4 +1,4 @@
-"""A server for the demo, in a process of its own."""
+"""A server of this machine, in a process of its own, for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 
 from residual_store.errors import Unreachable
 
-__all__ = ["server"]
+__all__ = ["local_server"]
 
 _STOP_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def server(root: Path) -> Iterator[str]:
+def local_server(root: Path | None = None) -> Iterator[str]:
     """The URL of a server on a free loopback port, which is stopped at the end.
 
+    Without ``root`` it keeps bundles in memory only.
     Raises `Unreachable` if it does not start; why stands on its standard error.
 
-    >>> with server(root) as url:
-    ...     connect(url).store.usage().runs
+    >>> with local_server() as url, open_store(url) as store:
+    ...     store.usage().runs
     ()
     """
-    command = [sys.executable, "-m", "residual_store.cli", "serve", "--port", "0", "--root", str(root)]
+    command = [sys.executable, "-m", "residual_store.cli", "serve", "--port", "0"]
+    command += ["--root", str(root)] if root is not None else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - all of it is ours
         try:
             yield _url(process)
@@ -37,7 +39,7 @@ def _url(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline() if process.stdout is not None else ""
     before, _, url = line.strip().partition(" listens on ")
     if not url:
-        raise Unreachable(f"the server of the demo did not start: it said {before!r}")
+        raise Unreachable(f"the server did not start: it said {before!r}")
     return url
 
 

@@ -1,0 +1,138 @@
+"""The transport of bundles: through memory that a client and a server on one host share, else in the bodies of requests.
+
+Through shared memory, a put copies the leaves into a lent segment once and sends the head of the frame alone, and a get
+maps the leaves and copies nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from residual_store import answers
+from residual_store.arena import NoRoom
+from residual_store.bundle import Bundle, Payload
+from residual_store.errors import DataLoss, ResidualStoreError, SegmentUnavailable
+from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
+from residual_store.neighbourhood import Neighbourhood
+from residual_store.place import ARENA_HEADER, Place
+from residual_store.segments import SegmentPool
+from residual_store.settings import Settings
+from residual_store.store import Receipt
+
+__all__ = ["Body", "BundleTransport", "Exchange"]
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body that can be sent again: its length, a fresh run of its parts, and its xxh3-128 if it has no other."""
+
+    nbytes: int
+    parts: Callable[[], Iterable[memoryview]]
+    digest: str | None = None
+
+
+class Exchange(Protocol):
+    """Sends a request, again while that can help, and reads its answer; raises the error of the answer."""
+
+    def __call__[T](
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Any], T],
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Body | None = None,
+        patience: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> T: ...
+
+
+class BundleTransport:
+    """Takes bundles to one server and back; ``path`` is the bundle's on the server."""
+
+    def __init__(self, exchange: Exchange, *, settings: Settings, segments: bool) -> None:
+        self._exchange = exchange
+        self._settings = settings
+        self._pool = SegmentPool(total=settings.host_budget, idle_seconds=settings.segment_idle_seconds)
+        self._neighbourhood = Neighbourhood(
+            lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
+        )
+
+    def put(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
+        """The receipt of the server, which says how the bytes came there and why not otherwise."""
+        nbytes = bundle.manifest.nbytes
+        if nbytes < max(self._settings.mapped_bytes, 1):
+            note: str | None = f"below {self._settings.mapped_bytes} bytes one request is faster"
+        elif self._neighbourhood.negotiated() is None:
+            note = self._neighbourhood.note
+        else:
+            try:
+                return self._put_segment(path, key, bundle, query)
+            except SegmentUnavailable as error:
+                note = error.detail
+        bundle = bundle.sealed()
+        head = frame_head(bundle.manifest)
+        body = Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
+        receipt = self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
+        return replace(receipt, transport_note=note)
+
+    def _put_segment(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
+        wanted = {"key": key, "nbytes": bundle.manifest.nbytes}
+        place = self._exchange("POST", "/v1/segments", answers.read_place, query=wanted)
+        with self._lent(place, key) as memory:
+
+            def head() -> Iterator[memoryview]:
+                # While the bytes are copied the server has the request before it, and has checked who sends it.
+                yield memoryview(frame_head(bundle.copied_into(memory).manifest))
+
+            body = Body(sealed_head_nbytes(bundle.manifest), head)
+            query = {**query, "segment": place.ticket}
+            return self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
+
+    @contextlib.contextmanager
+    def _lent(self, place: Place, key: str) -> Iterator[Payload]:
+        """The memory of a lent segment, which is given back if it cannot be mapped or the put fails."""
+        memory = self._neighbourhood.borrow(place, writable=True)
+        try:
+            if memory is None:
+                raise SegmentUnavailable("the lent segment cannot be mapped")
+            yield memory
+        except BaseException:
+            with contextlib.suppress(ResidualStoreError):
+                path = f"/v1/segments/{place.ticket}"
+                self._exchange("DELETE", path, answers.read_nothing, query={"key": key})
+            raise
+
+    def get(self, path: str, *, patience: float, verify: bool, mapped: bool = True) -> Bundle:
+        """The bundle at a path, ``mapped`` if it can be; what comes in a body is always verified."""
+        answer = self._get(path, patience, self._neighbourhood.arena if mapped else None)
+        if isinstance(answer, Bundle):
+            if answer.manifest.nbytes >= self._settings.mapped_bytes:
+                # The next one of this size need not travel.
+                self._neighbourhood.negotiated()
+            return answer
+        memory = self._neighbourhood.borrow(answer.place)
+        if memory is None:
+            # The bundle was deleted, and its memory used again, after the server answered.
+            return self.get(path, patience=patience, verify=verify, mapped=False)
+        bundle = answer.adopt(memory)
+        if verify:
+            bundle.verify(DataLoss)
+        return bundle
+
+    def _get(self, path: str, patience: float, arena: str | None) -> Bundle | answers.Apart:
+        read = functools.partial(answers.read_frame, settings=self._settings, allocate=self._allocate)
+        headers = {} if arena is None else {ARENA_HEADER: arena}
+        query = {"wait": patience}
+        return self._exchange("GET", path, read, query=query, patience=patience, headers=headers)
+
+    def _allocate(self, nbytes: int) -> Payload:
+        """Recycled memory, or fresh memory beyond the budget of the pool: what the caller asked for must go somewhere."""
+        try:
+            return self._pool.allocate(nbytes).memory
+        except NoRoom:
+            return aligned_empty(nbytes)

@@ -1,0 +1,85 @@
+"""Reading: a bundle, a leaf or a manifest, from whichever tier has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from residual_store.bundle import Bundle, Payload
+from residual_store.engine.catalog import Catalog
+from residual_store.engine.durable import DurableTier
+from residual_store.engine.host import HostTier
+from residual_store.engine.memory import HostMemory
+from residual_store.errors import DataLoss, NotFound
+from residual_store.key import run_of
+from residual_store.manifest import Manifest
+from residual_store.segments import Segment
+from residual_store.store import Stat
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """Both tiers as one to read from; what comes from the durable tier comes into a segment of host memory."""
+
+    def __init__(
+        self, *, catalog: Catalog, host: HostTier, durable: DurableTier | None, memory: HostMemory
+    ) -> None:
+        self._catalog = catalog
+        self._host = host
+        self._durable = durable
+        self._memory = memory
+
+    def stat(self, key: str) -> Stat:
+        """Where and what the living bundle is; raises `NotFound`."""
+        found = self._catalog.find(key)
+        if found is None:
+            raise NotFound(f"there is no bundle {key!r}", key=key)
+        return found
+
+    def bundle(self, key: str, *, verify: bool = False) -> Bundle:
+        """The whole bundle; with ``verify`` its digests are checked again if it is in the host tier."""
+        bundle = self._host.get(key, self.stat(key).digest)
+        if bundle is None:
+            segments: list[Segment] = []
+            bundle = self._of_durable(key, lambda durable: durable.read(key, self._allocator(key, segments)))
+            return replace(bundle, place=segments[-1].place)
+        if verify:
+            bundle.verify(DataLoss)
+        return bundle
+
+    def leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
+        """One leaf as a host array; raises `NotFound` if the bundle has no such leaf."""
+        stat = self.stat(key)
+        if not 0 <= index < stat.leaves:
+            raise NotFound(
+                f"the bundle {key!r} has {stat.leaves} leaves, so there is no leaf {index}", key=key
+            )
+        bundle = self._host.get(key, stat.digest)
+        if bundle is not None:
+            return bundle.array(index)
+        return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._allocator(key, [])))
+
+    def manifest(self, key: str) -> Manifest:
+        """The manifest alone."""
+        bundle = self._host.get(key, self.stat(key).digest)
+        if bundle is not None:
+            return bundle.manifest
+        return self._of_durable(key, lambda durable: durable.read_manifest(key))
+
+    def _of_durable[T](self, key: str, read: Callable[[DurableTier], T]) -> T:
+        if self._durable is None:
+            raise NotFound(f"there is no bundle {key!r}", key=key)
+        return read(self._durable)
+
+    def _allocator(self, key: str, segments: list[Segment]) -> Callable[[int], Payload]:
+        """Memory for what is read of a bundle; the ``segments`` that it comes from are noted."""
+
+        def allocate(nbytes: int) -> Payload:
+            segments.append(self._memory.allocate(nbytes, run=run_of(key)))
+            return segments[-1].memory
+
+        return allocate

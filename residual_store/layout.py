@@ -1,0 +1,65 @@
+"""The layout: where the bytes of each leaf stand, and the rules that bind the leaves of one manifest together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from residual_store.errors import InvalidManifest
+from residual_store.leaf import Leaf
+
+__all__ = ["ALIGNMENT", "check_encoding", "check_layout", "offsets_of"]
+
+ALIGNMENT = 64
+"""Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
+
+
+def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
+    """Where leaves of these lengths in bytes stand: ascending, aligned, no gap beyond padding, and 0 without bytes.
+
+    >>> list(offsets_of([8, 0, 100, 4]))
+    [0, 0, 64, 192]
+    """
+    end = 0
+    for nbytes in lengths:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
+        yield offset
+        end = offset + nbytes if nbytes else end
+
+
+def check_layout(leaves: Sequence[Leaf]) -> None:
+    """Raise `InvalidManifest`, which names the leaf, unless order, lengths, offsets and encodings are as they must be."""
+    lengths = [leaf.encoded_nbytes for leaf in leaves]
+    for index, (leaf, nbytes, offset) in enumerate(zip(leaves, lengths, offsets_of(lengths), strict=True)):
+        where = f"leaves[{index}]"
+        if leaf.index != index:
+            raise InvalidManifest(f"{where}.index is {leaf.index}; leaves stand in the order of their index")
+        if leaf.nbytes != nbytes:
+            raise InvalidManifest(
+                f"{where}.nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
+            )
+        if leaf.offset != offset:
+            raise InvalidManifest(
+                f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
+                "no overlap and no gap beyond padding"
+            )
+        check_encoding(leaf, leaves)
+
+
+def check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
+    """Raise `InvalidManifest` if a leaf, which is to stand among ``leaves``, has an encoding that has no meaning."""
+    where = f"leaves[{leaf.index}]"
+    if (leaf.alias_of is None) == (leaf.encoding == "alias"):
+        raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
+    if leaf.encoding == "bits" and leaf.dtype != "bool":
+        raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
+    if leaf.encoding == "constant" and not leaf.array_nbytes:
+        raise InvalidManifest(f"{where} is a constant without an element")
+    if leaf.kind == "key" and leaf.key_impl is None:
+        raise InvalidManifest(f"{where} is a PRNG key without key_impl")
+    if leaf.alias_of is not None:
+        if leaf.alias_of >= leaf.index or leaves[leaf.alias_of].encoding == "alias":
+            raise InvalidManifest(
+                f"{where}.alias_of is {leaf.alias_of}; it must be an earlier leaf that has bytes"
+            )
+        if leaves[leaf.alias_of].array_nbytes != leaf.array_nbytes:
+            raise InvalidManifest(f"{where} and leaves[{leaf.alias_of}], which it repeats, differ in size")

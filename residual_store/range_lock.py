@@ -1,0 +1,41 @@
+"""Locks on one byte of a file, shared or exclusive, that end with the process that holds them, however it ends.
+
+They are open file description locks (fcntl(2), F_OFD_SETLK): two openings of a file are two holders, even in one process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+__all__ = ["lock_shared", "try_lock_exclusive", "unlock"]
+
+_FLOCK = struct.Struct("@hhqqi4x")
+
+
+def _set(descriptor: int, kind: int, offset: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+
+
+def lock_shared(descriptor: int, offset: int) -> bool:
+    """Hold the byte at ``offset`` together with others; false while somebody holds it alone."""
+    return _attempt(descriptor, fcntl.F_RDLCK, offset)
+
+
+def try_lock_exclusive(descriptor: int, offset: int) -> bool:
+    """Hold the byte at ``offset`` alone; false while somebody else holds it."""
+    return _attempt(descriptor, fcntl.F_WRLCK, offset)
+
+
+def unlock(descriptor: int, offset: int) -> None:
+    """Let go of the byte at ``offset``."""
+    _set(descriptor, fcntl.F_UNLCK, offset)
+
+
+def _attempt(descriptor: int, kind: int, offset: int) -> bool:
+    try:
+        _set(descriptor, kind, offset)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
