@@ -60,10 +60,10 @@ class Catalog:
         """One page of living bundles in key order."""
         now = self._clock()
         found: dict[str, Stat] = {}
-        for index in reversed(self._indexes):
-            found |= {
-                stat.key: stat for stat in index.page(prefix=prefix, after=after, limit=limit + 1, now=now)
-            }
+        for tier in (self._durable, self._host.index):
+            if tier is not None:
+                stats = tier.page(prefix=prefix, after=after, limit=limit + 1, now=now)
+                found |= {stat.key: stat for stat in stats}
         keys = heapq.nsmallest(limit + 1, found)
         entries = tuple(self._host.as_copy(found[key]) for key in keys[:limit])
         return Page(entries=entries, next=entries[-1].key if len(keys) > limit else None)
@@ -79,8 +79,9 @@ class Catalog:
 
     def has_expired(self, tier: Tier, key: str) -> bool:
         """Whether the bundle with this key in this tier is one whose lease has ended."""
-        index = next(index for index in self._indexes if index.tier == tier)
-        entry = index.get(key)
+        # What is about to be removed for good is looked at in the store: another process may have replaced it.
+        durable = self._durable if tier == "durable" else None
+        entry = durable.refreshed(key) if durable is not None else self._host.index.get(key)
         return (
             entry is not None and entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()
         )
@@ -88,6 +89,11 @@ class Catalog:
     def usage(self) -> tuple[RunUsage, ...]:
         """Bundles and bytes by run and tier."""
         return tuple(run for index in self._indexes for run in index.usage())
+
+    @property
+    def unindexed(self) -> int:
+        """How many bundles on disk are still to be read before `usage` counts them right."""
+        return self._durable.unindexed if self._durable is not None else 0
 
 
 def already_exists(key: str) -> AlreadyExists:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from residual_store.errors import InternalError, ResidualStoreError, StoreFull
 
-__all__ = ["is_damage", "told_apart"]
+__all__ = ["check_is_damage", "is_damage", "told_apart"]
 
 _NOT_DAMAGE = (
     "permission_denied",
@@ -28,6 +28,12 @@ def is_damage(error: Exception) -> bool:
     """Whether an error of tensorstore says that the stored bytes are wrong, and not that they cannot be reached now."""
     text = str(error).lower()
     return not any(word in text for word in _NOT_DAMAGE)
+
+
+def check_is_damage(error: Exception, what: str) -> None:
+    """Raise `InternalError` for an error of the storage that says nothing about the stored bytes."""
+    if not is_damage(error):
+        raise InternalError(f"{what}: the storage failed, and may be read later") from error
 
 
 @contextlib.contextmanager

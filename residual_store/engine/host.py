@@ -18,14 +18,21 @@ __all__ = ["HostTier"]
 class _Held:
     bundle: Bundle
     ttl: float | None
-    copy_of: str | None = None
-    """The digest of the durable bundle that this is a copy of, if it is one."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class _Copy:
+    bundle: Bundle
+    digest: str
+    """Of the durable bundle that this is a copy of."""
 
 
 class HostTier:
-    """A dictionary of bundles in the order of their arrival, with an index in memory.
+    """Bundles in the order of their arrival, with an index in memory, and copies of bundles in the durable tier.
 
-    A bundle is the only one of its key, or a copy of one in the durable tier, which may be dropped at any time.
+    Of a key there is one or the other; a copy may be dropped at any time and does not show in listings.
+    Nothing here takes longer when there are more bundles.
     """
 
     def __init__(self) -> None:
@@ -33,30 +40,35 @@ class HostTier:
         """Called with each bundle that its key stands for no more, before that can be seen."""
         self.index = Index(None, tier="host")
         self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._copies: OrderedDict[str, _Copy] = OrderedDict()
+        self._resting_bytes = 0
         self._lock = threading.Lock()
 
     def close(self) -> None:
         self._held.clear()
+        self._copies.clear()
         self.index.close()
 
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
         """Hold a bundle that is nowhere else."""
         with self._lock:
             self._let_go(stat.key)
-            self._held[stat.key] = _Held(bundle, ttl)
-            self._held.move_to_end(stat.key)
+            self._held[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            self._resting_bytes += stat.nbytes
             self.index.set(Entry(stat=stat))
 
     def put_copy(self, stat: Stat, bundle: Bundle) -> None:
-        """Hold a copy of a durable bundle; it does not show in listings."""
+        """Hold a copy of a durable bundle."""
         with self._lock:
-            if stat.key not in self._held or self._held[stat.key].copy_of is not None:
-                self._held[stat.key] = _Held(bundle, None, copy_of=stat.digest)
+            if stat.key not in self._held:
+                self._copies[stat.key] = _Copy(bundle, stat.digest)
 
     def get(self, key: str, digest: str) -> Bundle | None:
         """The bundle with this key, or a copy of the durable one with this ``digest``, if it is here."""
-        held = self._held.get(key)
-        return None if held is None or held.copy_of not in (None, digest) else held.bundle
+        if (held := self._held.get(key)) is not None:
+            return held.bundle
+        copy = self._copies.get(key)
+        return copy.bundle if copy is not None and copy.digest == digest else None
 
     def remove(self, key: str) -> None:
         """Let go of a bundle or copy; its memory is free when its last view dies."""
@@ -71,26 +83,28 @@ class HostTier:
             self.on_removal(held.bundle)
 
     def _let_go(self, key: str) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
+        self._copies.pop(key, None)
+        if (held := self._held.pop(key, None)) is not None:
+            self._resting_bytes -= held.nbytes
             self.on_removal(held.bundle)
 
     def drop_copy(self) -> bool:
         """Let go of the oldest copy; false if there is none."""
         with self._lock:
-            key = next((key for key, held in self._held.items() if held.copy_of is not None), None)
-            if key is not None:
-                del self._held[key]
-            return key is not None
+            if self._copies:
+                self._copies.popitem(last=False)
+                return True
+            return False
 
     def oldest(self) -> str | None:
         """The key that arrived first of those that are nowhere else: the backward pass wants it last."""
-        return next((key for key, held in list(self._held.items()) if held.copy_of is None), None)
+        with self._lock:
+            return next(iter(self._held), None)
 
     @property
     def resting_bytes(self) -> int:
         """Bytes of the bundles that are nowhere else."""
-        return sum(run.nbytes for run in self.index.usage())
+        return self._resting_bytes
 
     def lease_of(self, key: str) -> float | None:
         """The lease that a bundle was put with, in seconds."""
@@ -98,5 +112,5 @@ class HostTier:
 
     def as_copy(self, stat: Stat) -> Stat:
         """The stat of a durable bundle that is here as a copy too."""
-        held = self._held.get(stat.key)
-        return replace(stat, tier="host") if held is not None and held.copy_of == stat.digest else stat
+        copy = self._copies.get(stat.key)
+        return replace(stat, tier="host") if copy is not None and copy.digest == stat.digest else stat

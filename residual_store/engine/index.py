@@ -84,16 +84,29 @@ class Index:
         """Forget one bundle."""
         self._run("DELETE FROM bundles WHERE key = ?", key)
 
+    def exchange(self, key: str, old: Entry | None, new: Entry | None) -> None:
+        """Put ``new`` in the place of ``old`` unless the generation in that place has changed; None is no row."""
+        with self.batch():
+            now = self.get(key)
+            if (now and now.generation) != (old and old.generation):
+                return
+            if new is None:
+                self.remove(key)
+            else:
+                self.set(new)
+
     def lease(self, key: str, expires_at: float | None) -> None:
         """Set when the lease of one bundle ends."""
         self._run("UPDATE bundles SET expires_at = ? WHERE key = ?", expires_at, key)
 
     def page(self, *, prefix: str, after: str, limit: int, now: float) -> list[Stat]:
         """The first ``limit`` living bundles after the key ``after`` whose key starts with ``prefix``."""
+        # One lower bound, because sqlite walks from the first of two that it meets.
+        bound, start = (">", after) if after >= prefix else (">=", prefix)
         rows = self._run(
-            f"SELECT {_COLUMNS} FROM bundles WHERE key > ? AND key >= ? AND key < ? "  # noqa: S608
+            f"SELECT {_COLUMNS} FROM bundles WHERE key {bound} ? AND key < ? "  # noqa: S608
             "AND (expires_at IS NULL OR expires_at > ?) ORDER BY key LIMIT ?",
-            *(after, prefix, prefix + "\U0010ffff", now, limit),
+            *(start, prefix + "\U0010ffff", now, limit),
         )
         return [self._entry(row).stat for row in rows]
 

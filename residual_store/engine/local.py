@@ -271,6 +271,7 @@ class LocalStore(ClosedAtExit):
             host_total_bytes=self._memory.total,
             expired=self._leases.expired,
             spilled=self._memory.spilled,
+            unindexed=self._catalog.unindexed,
         )
 
     # Programs

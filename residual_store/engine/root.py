@@ -129,6 +129,21 @@ class Root:
             if above == self.directory or not _remove_empty(above):
                 return
 
+    def names(self, folder: str, mark: str) -> Iterator[str]:
+        """The names of the folders in a folder that start with ``mark``."""
+        if self.directory is not None:
+            try:
+                with os.scandir(self.directory / folder) as found:
+                    yield from [one.name for one in found if one.name.startswith(mark) and one.is_dir()]
+            except OSError as error:
+                _unless_gone(error)
+            return
+        start = folder + mark
+        with told_apart(f"listing {folder}"):
+            listing = self._kv.list(ts.KvStore.KeyRange(start, _after(start))).result()
+        paths = (path.decode()[len(folder) :] for path in listing)
+        yield from dict.fromkeys(name for name, slash, _ in (path.partition("/") for path in paths) if slash)
+
     def folders(self, below: str, mark: str) -> Iterator[str]:
         """The folders ``below`` a folder, at any depth, whose own name starts with ``mark``; nothing within them.
 
@@ -143,7 +158,7 @@ class Root:
         for folder, names, files in os.walk(self.directory / below, onerror=_unless_gone):
             for name in [name for name in names if name.startswith(mark)]:
                 names.remove(name)
-                yield f"{Path(folder, name).relative_to(self.directory)}/"
+                yield f"{folder.removeprefix(str(self.directory)).lstrip('/')}/{name}/"
             if not names and not files and _remove_empty(Path(folder)):
                 self._remove_empty_above(Path(folder))
 

@@ -23,24 +23,29 @@ ROUNDS = 20
 
 
 def _bundle(seed: int) -> Bundle:
-    return noise(5 << 20, 100, 9 << 20, 70_000, 3 << 20, seed=seed)
+    return noise(5 << 20, 100, 9 << 20, 70_000, 3 << 20, seed=seed).sealed()
 
 
-def _stages(root: Path, key: str, before: int) -> list[Callable[[], bool]]:
-    """Moments of a commit, as seen from outside."""
-    folder = root / "bundles" / key
+def _stages(folder: Path) -> list[Callable[[], bool]]:
+    """Moments of the next commit to a key, as seen from outside."""
+    before = set(folder.glob("@*"))
+
+    def new(pattern: str) -> list[Path]:
+        return [path for one in set(folder.glob("@*")) - before for path in one.glob(pattern)]
+
     return [
-        lambda: len(list(folder.glob("@*"))) > before,
-        lambda: any(path.stat().st_size for path in folder.glob("@*/d/*")),
-        lambda: sum(path.stat().st_size for path in folder.glob("@*/d/*")) > (before + 0.5) * (17 << 20),
-        lambda: len(list(folder.glob("@*/manifest.ocdbt"))) > before,
+        lambda: bool(set(folder.glob("@*")) - before),
+        lambda: any(path.stat().st_size for path in new("d/*")),
+        lambda: sum(path.stat().st_size for path in new("d/*")) > 0.5 * (17 << 20),
+        lambda: bool(new("manifest.ocdbt")),
     ]
 
 
-def _kill_during_upload(server: Server, key: str, bundle: Bundle, chance: random.Random, before: int) -> str:
+def _kill_during_upload(server: Server, key: str, bundle: Bundle, chance: random.Random) -> str:
     """Kill the server after a random byte of the body, or at a random moment of the commit."""
     assert server.root is not None
     frame = frame_of(bundle)
+    stages = _stages(server.root / "bundles" / key)
     with Connection(server.url) as connection:
         connection.send(
             head_of("PUT", f"/v1/bundles/{key}?if_exists=replace", {"Content-Length": str(len(frame))})
@@ -54,7 +59,7 @@ def _kill_during_upload(server: Server, key: str, bundle: Bundle, chance: random
             number = chance.randrange(4)
             moment = f"at stage {number} of the commit"
             with contextlib.suppress(FileNotFoundError):
-                until(_stages(server.root, key, before)[number])
+                until(stages[number])
         server.stop(signal.SIGKILL)
     return moment
 
@@ -98,7 +103,7 @@ def _rounds(root: Path, seed: int) -> dict[str, list[str]]:
     try:
         for number in range(ROUNDS // 2):
             key, bundle = f"kill/{number % 4}", _bundle(number)
-            moment = _kill_during_upload(server, key, bundle, chance, int(key in expected))
+            moment = _kill_during_upload(server, key, bundle, chance)
             server = start_server(root=root)
             seen = {one for found in wrong.values() for one in found}
             if found := set(_check_after_kill(server, key, bundle, expected)) - seen:

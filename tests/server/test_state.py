@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from residual_store import Settings, open_store
 from tests.server.raw import ask, frame_of
@@ -74,3 +75,18 @@ def test_expired_bundles_are_swept_and_counted() -> None:
             until(lambda: store.usage().expired == 1, what="the sweep")
             until(lambda: store.usage().host_held_bytes == 0, what="the memory's return")
         assert _metrics(server.url)["residual_store_expired_bundles"] == 1
+
+
+def test_a_server_whose_index_is_gone_answers_at_once(tmp_path: Path) -> None:
+    """Listings are whole from the first request on, and usage says how much is still to be read until nothing is."""
+    keys = [f"run/{number:02}" for number in range(50)]
+    with open_store(tmp_path.as_uri()) as store:
+        for number, key in enumerate(keys):
+            store.put(key, noise(100, seed=number))
+    for part in tmp_path.glob("index.sqlite*"):
+        part.unlink()
+    with running_server(root=tmp_path) as server, open_store(server.url) as store:
+        assert [stat.key for stat in store.list(limit=100).entries] == keys
+        until(lambda: store.usage().unindexed == 0)
+        assert ask(server.url, "GET", "/v1/usage").json["unindexed"] == 0
+        assert [run.bundles for run in store.usage().runs] == [50]

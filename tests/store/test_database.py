@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +23,15 @@ from tests.store.roots import data_files
 SMALL = Settings(packed_leaf_bytes=4096, chunk_bytes=16_384)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LocalStore]:
-    """A store on disk whose leaves above 4 KiB have arrays of their own."""
-    with LocalStore.at(tmp_path.as_uri(), settings=SMALL) as store:
+@pytest.fixture(params=["file", "kvstack"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalStore]:
+    """A store on disk whose leaves above 4 KiB have arrays of their own.
+
+    Its files are read as files, and through a key-value store that does not look like files, as an object store does not.
+    """
+    file = {"driver": "file", "path": f"{tmp_path}/"}
+    spec = file if request.param == "file" else {"driver": "kvstack", "layers": [{"base": file}]}
+    with LocalStore.at(json.dumps(spec), settings=SMALL) as store:
         yield store
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,21 @@ import tensorstore as ts
 from residual_store import Settings
 from residual_store.engine.local import LocalStore
 from residual_store.errors import NotFound
+from tests.servers import until
 from tests.store.bundles import assert_equal, filled, noise
 from tests.store.roots import generations, leftovers
 
 
 def _at(root: Path) -> LocalStore:
     return LocalStore.at(root.as_uri(), settings=Settings())
+
+
+@contextlib.contextmanager
+def _settled(root: Path) -> Iterator[LocalStore]:
+    """A store that has looked at everything that it found."""
+    with _at(root) as store:
+        until(lambda: store.usage().unindexed == 0)
+        yield store
 
 
 def _stale_writer(root: Path) -> str:
@@ -47,7 +58,7 @@ def test_what_a_dead_writer_left_is_removed(tmp_path: Path, names: list[str]) ->
             (left / name).write_bytes(b"half")
     if not names:
         (left / "d").rmdir()
-    with _at(tmp_path) as store:
+    with _settled(tmp_path) as store:
         assert leftovers(tmp_path, {"run/kept"}) == []
         assert not (tmp_path / "bundles/run/a").exists()
         assert_equal(store.get("run/kept"), bundle)
@@ -64,7 +75,7 @@ def test_what_a_living_writer_writes_is_left_alone(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, tmp_path.as_uri()], check=True)
         assert begun.read_bytes() == b"half"
         store.put("run/b", noise(10))
-    with _at(tmp_path):
+    with _settled(tmp_path):
         assert not begun.exists()
 
 
@@ -79,7 +90,7 @@ def test_a_delete_that_was_cut_off_is_a_delete(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "index.sqlite") as index:
         index.execute("DELETE FROM bundles WHERE key = 'run/a'")
     index.close()
-    with _at(tmp_path) as store:
+    with _settled(tmp_path) as store:
         with pytest.raises(NotFound):
             store.get("run/a")
         assert leftovers(tmp_path, {"run/b"}) == []
@@ -96,7 +107,7 @@ def test_a_replacement_that_was_cut_off_leaves_one_generation(tmp_path: Path) ->
     with sqlite3.connect(tmp_path / "index.sqlite") as index:
         index.execute("UPDATE bundles SET generation = ?", (old.name,))
     index.close()
-    with _at(tmp_path) as store:
+    with _settled(tmp_path) as store:
         assert store.get("run/a").array(0)[1] == 2
         assert leftovers(tmp_path, {"run/a"}) == []
 
@@ -118,7 +129,7 @@ def test_a_database_without_its_record_is_no_bundle(tmp_path: Path, replaces: bo
     base = {"driver": "file", "path": f"{folder}/"}
     ts.KvStore.open({"driver": "ocdbt", "base": base}).result().write("another key", b"begun").result()
     assert (folder / "manifest.ocdbt").is_file()
-    with _at(tmp_path) as store:
+    with _settled(tmp_path) as store:
         if replaces:
             assert_equal(store.get("run/a"), bundle)
         else:
