@@ -43,6 +43,14 @@ def test_a_receipt_says_which_way_the_bytes_went(store: Store, other: Store) -> 
     assert (plain.transport, plain.transport_note) == ("http", "shared memory is turned off")
 
 
+def test_a_unix_socket_is_as_good(unix_server: Server) -> None:
+    """Segments go beside a unix socket too."""
+    bundle = noise(8 * MIB)
+    with open_store(unix_server.url) as store:
+        assert store.put("unix/a", bundle, durability="host").transport == "segment"
+        assert_equal(store.get("unix/a"), bundle)
+
+
 def test_a_get_copies_nothing(store: Store, other: Store) -> None:
     """Two gets show the same memory of the server, which no view of this process can write to."""
     bundle = noise(8 * MIB)
