@@ -17,6 +17,7 @@ from jax._src import array as _array
 from jax._src import core as _core
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
@@ -29,6 +30,7 @@ __all__ = [
     "TreeDef",
     "children_of",
     "host_callbacks",
+    "inputs_read",
     "is_fresh",
     "is_ref",
     "is_sentinel",
@@ -196,6 +198,12 @@ def stripped(program: export.Exported) -> export.Exported:
     with _mlir.make_ir_context():
         module = _ir.Module.parse(_text_of(_ir.Module.parse(program.mlir_module())))
         return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))
+
+
+def inputs_read(jaxpr: Any) -> list[bool]:
+    """Which inputs of a jaxpr any of its outputs or effects depend on; an input is one unless an operation rules it out."""
+    _, read = _partial_eval.dce_jaxpr(jaxpr, True)
+    return list(read)
 
 
 def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:
