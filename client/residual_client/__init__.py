@@ -21,6 +21,8 @@ from residual_client.adjoint_requests import serve_adjoints
 from residual_client.backward import Backward
 from residual_client.client import Client, connect
 from residual_client.dependence import cotangent_depends_on_primal
+from residual_client.explain import explain
+from residual_client.explanation import Explanation
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
 from residual_store import errors
@@ -34,6 +36,7 @@ __all__ = [
     "Client",
     "EagerAdjoint",
     "EagerForwardWarning",
+    "Explanation",
     "Handle",
     "Receipt",
     "Settings",
@@ -41,5 +44,6 @@ __all__ = [
     "cotangent_depends_on_primal",
     "eager_adjoint",
     "errors",
+    "explain",
     "serve_adjoints",
 ]
