@@ -28,8 +28,8 @@ _MEANINGS = {
     "copy": "copy of an argument, or looks like it",
     "computed": "computed by the forward",
 }
-_LARGEST_SHARE = 0.01
-"""Advice is given for what is at least this share of all bytes that would be sent."""
+_WORTH_SHARE, _WORTH_BYTES = 0.01, 1024
+"""Advice is given for what is at least this share of all bytes that would be sent, and at least so many."""
 
 _MOST_PARTS = 400
 _WIDTH = 160
@@ -145,7 +145,8 @@ class Explanation:
         for one in self.leaves:
             if text := _advice(one):
                 savings[text] += one.sent
-        worth = [(saved, text) for text, saved in savings.items() if saved > _LARGEST_SHARE * self.sent]
+        least = max(_WORTH_SHARE * self.sent, _WORTH_BYTES)
+        worth = [(saved, text) for text, saved in savings.items() if saved >= least]
         return tuple(
             f"{text}: {in_units(saved)} per microbatch"
             for saved, text in sorted(worth, key=lambda pair: -pair[0])
@@ -216,7 +217,7 @@ def _advice(one: ExplainedLeaf) -> str | None:
     match one.origin.kind:
         case "argument":
             return f"if you still have {one.group} at the backward, mark it not saveable"
-        case "captured":
+        case "captured" if one.leaf.shape:
             what = f"leaf {one.leaf.index}"
             if one.origin.looks_like:
                 return f"if {what} is a weight, pass it as an argument and mark it not saveable"

