@@ -162,7 +162,8 @@ def test_a_block_that_nobody_has_is_refused(store: Store, memory_server: Server)
     store.put("block/a", noise(8 * MIB))
     arena = str(_capabilities(memory_server)["directory"]).rpartition("/")[2]
     head = frame_head(noise(8 * MIB).sealed().manifest)
-    for block in (f"{arena}:65536", f"{arena}:0", f"{arena}:999999999999", "elsewhere:65536"):
+    for where in (f"{arena}:65536", f"{arena}:0", f"{arena}:999999999999", "elsewhere:65536"):
+        block = f"{where}:{'5a' * 16}"
         with Connection(memory_server.url) as connection:
             path = f"/v1/bundles/block/b?segment={block}"
             connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
@@ -175,7 +176,7 @@ def test_a_body_that_goes_on_after_the_head_is_refused(memory_server: Server) ->
     """With a segment, the body is the head of the frame and nothing more."""
     head = frame_head(noise(8 * MIB).sealed().manifest) + b"more"
     with Connection(memory_server.url) as connection:
-        path = "/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536"
+        path = f"/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536:{'5a' * 16}"
         connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
         answer = connection.answer()
     assert (answer.status, answer.code) == (400, InvalidFrame.code)
