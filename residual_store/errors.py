@@ -17,13 +17,15 @@
     │   ├── TooLarge                   413  too-large
     │   ├── UnsupportedMedia           415  unsupported-media
     │   ├── RangeNotSatisfiable        416  range-not-satisfiable
-    │   └── InvalidOption              422  invalid-option
+    │   ├── InvalidOption              422  invalid-option
+    │   └── Forked                      --  forked
     ├── StoreUnavailable               the request is right; it may work later
     │   ├── UploadStalled              408  upload-stalled
     │   ├── Busy                       429  busy
     │   ├── Stopping                   503  stopping
     │   ├── StoreFull                  507  store-full
-    │   └── Unreachable                 --  unreachable
+    │   ├── Unreachable                 --  unreachable
+    │   └── TransferStalled             --  transfer-stalled
     ├── StoreBroken                    the store cannot keep its promise
     │   ├── InternalError              500  internal
     │   └── DataLoss                   500  data-loss
@@ -163,6 +165,12 @@ class InvalidOption(RequestRefused, ValueError):
     code, status = "invalid-option", 422
 
 
+class Forked(RequestRefused, RuntimeError):
+    """A client was used in a process that was forked from the one that made it."""
+
+    code = "forked"
+
+
 class StoreUnavailable(ResidualStoreError):
     """The request is right and may work later."""
 
@@ -195,6 +203,12 @@ class Unreachable(StoreUnavailable, ConnectionError):
     """The server did not answer, or the connection broke and the request could not be repeated."""
 
     code = "unreachable"
+
+
+class TransferStalled(StoreUnavailable, TimeoutError):
+    """A transfer was waited for, and nothing moved; ``key``, ``phase`` and ``limit`` (seconds) say where and for how long."""
+
+    code = "transfer-stalled"
 
 
 class StoreBroken(ResidualStoreError):

@@ -20,10 +20,21 @@ from residual_client.backward import Backward
 from residual_client.client import Client, connect
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
+from residual_client.progress import ProgressBar
 from residual_store import errors
 from residual_store.settings import Settings
 from residual_store.store import Receipt
 
 del _flatbuffers, _jax
 
-__all__ = ["Backward", "Client", "EagerForwardWarning", "Handle", "Receipt", "Settings", "connect", "errors"]
+__all__ = [
+    "Backward",
+    "Client",
+    "EagerForwardWarning",
+    "Handle",
+    "ProgressBar",
+    "Receipt",
+    "Settings",
+    "connect",
+    "errors",
+]
