@@ -160,7 +160,7 @@ class Client(ClosedAtExit):
             durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
         terms = Terms(key=check_key(key, settings), durability=durability, ttl=ttl, if_exists=if_exists)
         terms.check(settings)
-        known = check_vjp(vjp)
+        known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
         check_readable(residuals)

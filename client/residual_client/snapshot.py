@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +54,7 @@ class Snapshot:
 
 def snapshot_nbytes(residuals: Sequence[Residual]) -> int:
     """The host memory that a snapshot needs, in bytes; an array that is several leaves counts once."""
-    return sum({id(residual.value): _nbytes(residual.value) for residual in residuals}.values())
-
-
-def _nbytes(value: Any) -> int:
-    nbytes: int = jax.eval_shape(jax.random.key_data, value).nbytes if is_key(value) else value.nbytes
-    return nbytes
+    return sum({id(residual.value): int(residual.value.nbytes) for residual in residuals}.values())
 
 
 def take_snapshot(residuals: Sequence[Residual], staging: Staging, pool: SegmentPool) -> Snapshot:
@@ -73,8 +69,9 @@ def take_snapshot(residuals: Sequence[Residual], staging: Staging, pool: Segment
     first = {id(residual.value): index for index, residual in reversed(list(enumerate(residuals)))}
     identities = [first[id(residual.value)] for residual in residuals]
     values = [jax.random.key_data(one.value) if is_key(one.value) else one.value for one in residuals]
-    copied_at_call = [index for index, value in enumerate(values) if not staging.is_apart(value)]
-    staged = staging.under_way([value for value in values if staging.is_apart(value)])
+    apart = [staging.is_apart(value) for value in values]
+    staged = staging.under_way(list(itertools.compress(values, apart)))
+    copied_at_call = [index for index, is_apart in enumerate(apart) if not is_apart]
     sources: dict[int, Host] = {}
     for index in copied_at_call:
         with _named(residuals[index].path):

@@ -83,6 +83,8 @@ class Staging:
 
         Else it waits for all, because a later window is started when an earlier one has been read.
         """
+        if not values:
+            return iter(())
         hosts = self.to_host(values)
         return hosts if sum(map(self._staged_bytes, values)) <= self.window_bytes else iter(list(hosts))
 
