@@ -99,7 +99,8 @@ class Upload:
         self, state: State, *, receipt: Receipt | None = None, error: BaseException | None = None
     ) -> None:
         """Note how it ended, and let go of its bytes; with the lock held."""
-        self.state, self.receipt, self.error = state, receipt, error
+        self.state, self.receipt = state, receipt
+        self.error = None if error is None else _about(self.key, error)
         self._encode = self._put = self._encoded = None
         self._motion.tell()
 
@@ -164,6 +165,17 @@ def _outcome(encode: Callable[[], Bundle]) -> Bundle | BaseException:
         return encode()
     except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
         return error
+
+
+def _about(key: str, error: BaseException) -> BaseException:
+    """The same error, which says which bundle was not stored."""
+    if isinstance(error, ResidualStoreError):
+        fields = {**error.fields, "key": key}
+        detail = error.detail if repr(key) in error.detail else f"{key!r} is not stored: {error.detail}"
+        error = type(error)(detail, **fields).with_traceback(error.__traceback__)
+    else:
+        error.add_note(f"{key!r} is not stored")
+    return error
 
 
 def again(error: BaseException) -> BaseException:
