@@ -17,8 +17,7 @@
     │   ├── TooLarge                   413  too-large
     │   ├── UnsupportedMedia           415  unsupported-media
     │   ├── RangeNotSatisfiable        416  range-not-satisfiable
-    │   ├── InvalidOption              422  invalid-option
-    │   └── Forked                      --  forked
+    │   └── InvalidOption              422  invalid-option
     ├── StoreUnavailable               the request is right; it may work later
     │   ├── UploadStalled              408  upload-stalled
     │   ├── Busy                       429  busy
@@ -41,8 +40,7 @@
     │   └── MeshMismatch                --  mesh-mismatch
     └── MissingExtra                    --  missing-extra
 
-The class, its ``code`` and its HTTP ``status`` are one table: `ERRORS`.
-The same code stands in the exception and in the ``application/problem+json`` answer (RFC 9457).
+The class, its ``code`` and its HTTP ``status`` are one table, `ERRORS`; an ``application/problem+json`` answer (RFC 9457) has the same code.
 """
 
 from __future__ import annotations
@@ -72,9 +70,6 @@ class ResidualStoreError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.fields: Mapping[str, Field] = fields
-
-    def __str__(self) -> str:
-        return self.detail
 
 
 class RequestRefused(ResidualStoreError):
@@ -163,12 +158,6 @@ class InvalidOption(RequestRefused, ValueError):
     """A query parameter or keyword option has a value that makes no sense here."""
 
     code, status = "invalid-option", 422
-
-
-class Forked(RequestRefused, RuntimeError):
-    """A client was used in a process that was forked from the one that made it."""
-
-    code = "forked"
 
 
 class StoreUnavailable(ResidualStoreError):
@@ -300,12 +289,11 @@ class MissingExtra(ResidualStoreError, ImportError):
         )
 
 
-def _with_code(root: type[ResidualStoreError]) -> dict[str, type[ResidualStoreError]]:
-    found = {root.code: root} if "code" in vars(root) and root is not ResidualStoreError else {}
-    for child in root.__subclasses__():
-        found |= _with_code(child)
-    return found
-
-
-ERRORS: Mapping[str, type[ResidualStoreError]] = _with_code(ResidualStoreError)
+ERRORS: Mapping[str, type[ResidualStoreError]] = {
+    kind.code: kind
+    for kind in list(vars().values())
+    if isinstance(kind, type)
+    and issubclass(kind, ResidualStoreError)
+    and kind.code != ResidualStoreError.code
+}
 """Code -> class; ``ERRORS[code].status`` is the HTTP status, or None for an error that never crosses HTTP."""

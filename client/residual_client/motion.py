@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from residual_store.errors import Forked, TransferStalled
+from residual_store.errors import RequestRefused, TransferStalled
 
 __all__ = ["Motion"]
 
@@ -33,9 +33,9 @@ class Motion:
         return self.process == os.getpid()
 
     def check_process(self) -> None:
-        """Raise `Forked` in a process that was forked; called before the lock is taken, which may be held for ever there."""
+        """Raise `RequestRefused` in a process that was forked; called before the lock is taken, which may be held for ever there."""
         if not self.is_here:
-            raise Forked(
+            raise RequestRefused(
                 f"this client belongs to process {self.process}, and this is process {os.getpid()}, which was forked "
                 "from it and has neither its threads nor its connections; connect anew here, or start the process "
                 'with multiprocessing.get_context("spawn")'

@@ -64,7 +64,7 @@ class Transfers:
         )
 
     def begin(self) -> None:
-        """Before every call: raise `Forked` in a forked process, and let go of what nobody refers to any more.
+        """Before every call: raise `RequestRefused` in a forked process, and let go of what nobody refers to any more.
 
         That is memory under dead arrays, and scratch bundles whose handles are gone; these are deleted in the background.
         """

@@ -282,18 +282,17 @@ def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
     client.close()
 
 
-def test_progress_goes_from_nothing_to_all(memory_server: Server) -> None:
-    """Told in another thread, for a body and for a segment; a callback that fails does not harm the upload."""
+@pytest.mark.parametrize("mapped_bytes", [1, 1 << 40])
+def test_progress_goes_from_nothing_to_all(memory_server: Server, mapped_bytes: int) -> None:
+    """Told in another thread, for a segment and for a body; a callback that fails does not harm the upload."""
     big = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])(jnp.arange(4.0 * MIB))
-    for mapped_bytes in (1, 1 << 40):
-        told: list[tuple[int, int]] = []
-        settings = Settings(mapped_bytes=mapped_bytes)
-        with rc.connect(memory_server.url, settings=settings) as client:
-            nbytes = client.offload(big, progress=lambda *now: told.append(now)).wait().nbytes
-            assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
-            assert len(told) > 4
-            assert told == sorted(told)
-            assert client.offload(big, progress=lambda done, total: 1 / 0).wait().nbytes == nbytes
+    told: list[tuple[int, int]] = []
+    with rc.connect(memory_server.url, settings=Settings(mapped_bytes=mapped_bytes)) as client:
+        nbytes = client.offload(big, progress=lambda *now: told.append(now)).wait().nbytes
+        assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
+        assert len(told) > 4
+        assert told == sorted(told)
+        assert client.offload(big, progress=lambda done, total: 1 / 0).wait().nbytes == nbytes
 
 
 # Prefetch
