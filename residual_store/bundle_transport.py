@@ -30,6 +30,7 @@ __all__ = ["Body", "BundleTransport", "Exchange"]
 
 
 _LARGE = 512 << 20
+_TOLD_EVERY = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,17 @@ class BundleTransport:
             lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
         )
 
-    def put(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
-        """The receipt of the server, which says how the bytes came there and why not otherwise."""
+    def put(
+        self,
+        path: str,
+        key: str,
+        bundle: Bundle,
+        query: Mapping[str, Any],
+        moved: Callable[[int], object] = lambda nbytes: None,
+    ) -> Receipt:
+        """The receipt of the server, which says how the bytes came there and why not otherwise; ``moved`` as in `Store.put`."""
         try:
-            receipt = self._put_segment(path, key, bundle, query)
+            receipt = self._put_segment(path, key, bundle, query, moved)
             note = self._neighbourhood.note or "the server had no free segment"
         except SegmentUnavailable as error:
             self._neighbourhood.forget()
@@ -83,11 +91,21 @@ class BundleTransport:
             note = f"below {self._settings.mapped_bytes} bytes one request is faster"
         bundle = bundle.sealed()
         head = frame_head(bundle.manifest)
-        body = Body(frame_nbytes(head, bundle.manifest), lambda: frame_parts(head, bundle))
+        body = Body(
+            frame_nbytes(head, bundle.manifest),
+            lambda: _told(frame_parts(head, bundle), moved, before_leaves=len(head)),
+        )
         receipt = self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
         return replace(receipt, transport_note=note)
 
-    def _put_segment(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt | None:
+    def _put_segment(
+        self,
+        path: str,
+        key: str,
+        bundle: Bundle,
+        query: Mapping[str, Any],
+        moved: Callable[[int], object],
+    ) -> Receipt | None:
         """Put through a segment of the server; None if there is none to take."""
         nbytes = bundle.manifest.nbytes
         if nbytes < max(self._settings.mapped_bytes, 1):
@@ -96,10 +114,14 @@ class BundleTransport:
         if taken is None:
             return None
         block, memory = taken
+        forget = self._forgetting(block, nbytes)
+
+        def copied(stop: int) -> None:
+            forget(stop)
+            moved(stop)
+
         # Once, even if the request is sent again: the server may have the bundle by then.
-        sealed = functools.cache(
-            lambda: bundle.copied_into(memory, copied=self._forgetting(block, nbytes)).manifest
-        )
+        sealed = functools.cache(lambda: bundle.copied_into(memory, copied=copied).manifest)
 
         def head() -> Iterator[memoryview]:
             # While the bytes are copied the server has the request before it, and has checked who sends it.
@@ -167,3 +189,16 @@ class BundleTransport:
             return self._pool.allocate(nbytes).memory
         except NoRoom:
             return aligned_empty(nbytes)
+
+
+def _told(
+    parts: Iterable[memoryview], moved: Callable[[int], object], *, before_leaves: int
+) -> Iterator[memoryview]:
+    """The same bytes in parts that are not long, telling how many of the leaves have gone out."""
+    sent = 0
+    for part in parts:
+        for start in range(0, len(part), _TOLD_EVERY):
+            piece = part[start : start + _TOLD_EVERY]
+            yield piece
+            sent += len(piece)
+            moved(max(sent - before_leaves, 0))

@@ -23,7 +23,8 @@
     │   ├── Busy                       429  busy
     │   ├── Stopping                   503  stopping
     │   ├── StoreFull                  507  store-full
-    │   └── Unreachable                 --  unreachable
+    │   ├── Unreachable                 --  unreachable
+    │   └── TransferStalled             --  transfer-stalled
     ├── StoreBroken                    the store cannot keep its promise
     │   ├── InternalError              500  internal
     │   └── DataLoss                   500  data-loss
@@ -39,8 +40,7 @@
     │   └── MeshMismatch                --  mesh-mismatch
     └── MissingExtra                    --  missing-extra
 
-The class, its ``code`` and its HTTP ``status`` are one table: `ERRORS`.
-The same code stands in the exception and in the ``application/problem+json`` answer (RFC 9457).
+The class, its ``code`` and its HTTP ``status`` are one table, `ERRORS`; an ``application/problem+json`` answer (RFC 9457) has the same code.
 """
 
 from __future__ import annotations
@@ -70,9 +70,6 @@ class ResidualStoreError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.fields: Mapping[str, Field] = fields
-
-    def __str__(self) -> str:
-        return self.detail
 
 
 class RequestRefused(ResidualStoreError):
@@ -197,6 +194,12 @@ class Unreachable(StoreUnavailable, ConnectionError):
     code = "unreachable"
 
 
+class TransferStalled(StoreUnavailable, TimeoutError):
+    """A transfer was waited for, and nothing moved; ``key``, ``phase`` and ``limit`` (seconds) say where and for how long."""
+
+    code = "transfer-stalled"
+
+
 class StoreBroken(ResidualStoreError):
     """The store cannot keep its promise."""
 
@@ -286,12 +289,11 @@ class MissingExtra(ResidualStoreError, ImportError):
         )
 
 
-def _with_code(root: type[ResidualStoreError]) -> dict[str, type[ResidualStoreError]]:
-    found = {root.code: root} if "code" in vars(root) and root is not ResidualStoreError else {}
-    for child in root.__subclasses__():
-        found |= _with_code(child)
-    return found
-
-
-ERRORS: Mapping[str, type[ResidualStoreError]] = _with_code(ResidualStoreError)
+ERRORS: Mapping[str, type[ResidualStoreError]] = {
+    kind.code: kind
+    for kind in list(vars().values())
+    if isinstance(kind, type)
+    and issubclass(kind, ResidualStoreError)
+    and kind.code != ResidualStoreError.code
+}
 """Code -> class; ``ERRORS[code].status`` is the HTTP status, or None for an error that never crosses HTTP."""

@@ -89,12 +89,13 @@ class HttpStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         started = time.perf_counter()
         check_ttl(ttl, self.settings)
         check_if_exists(if_exists)
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
-        receipt = self._transport.put(self._bundle(key), key, bundle, query)
+        receipt = self._transport.put(self._bundle(key), key, bundle, query, moved or (lambda nbytes: None))
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 
     def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:

@@ -99,6 +99,19 @@ class Settings:
         "bytes",
         "a client copies so much at a time through pinned memory on the way from and to an accelerator, and holds twice as much",
     )
+    max_inflight_bytes: int = _setting(
+        1 * GIB,
+        "bytes",
+        "what a client has taken and not stored yet holds so much of its memory; beyond that offload waits or raises",
+    )
+    prefetch_bytes: int = _setting(
+        256 * MIB,
+        "bytes",
+        "a client holds so much that it fetched before it was asked, and at most a quarter of `host_bytes`; 0 turns that off",
+    )
+    transfer_threads: int = _setting(
+        4, "threads", "transfers of a client that run at once; more help only where the store answers slowly"
+    )
     page_entries: int = _setting(1_000, "bundles", "the most entries of one page of a listing")
     max_wait_seconds: float = _setting(
         60.0,
@@ -143,6 +156,16 @@ class Settings:
         120.0,
         "seconds",
         "the client gives up when the server sends nothing for so long; a commit of many GiB to a slow disk fits",
+    )
+    stall_seconds: float = _setting(
+        150.0,
+        "seconds",
+        "a client that waits for a transfer gives up when nothing moved for so long; above `idle_answer_seconds`, so that the transfer can say what is wrong",
+    )
+    exit_seconds: float = _setting(
+        60.0,
+        "seconds",
+        "a program that ends waits so long for its named bundles, and then names those that are not stored",
     )
     attempts: int = _setting(
         4, "attempts", "how often the client sends a request that can be repeated, the first time included"

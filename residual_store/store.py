@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -150,12 +150,14 @@ class Store(Protocol):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         """Store a bundle; on return it is whole and verified in memory ("host") or committed and fsynced ("disk").
 
         ``durability`` None means the best that this store has; ``ttl`` is the lease in seconds, None for no end.
         ``if_exists``: "error" raises `AlreadyExists` unless the very same bytes are there (a repeated request),
         "same" also accepts equal values and program, "replace" replaces in one step.
+        ``moved`` is called now and then with how many bytes have gone to a server, from 0 again when they are sent again.
         """
 
     def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:

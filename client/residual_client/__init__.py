@@ -25,6 +25,7 @@ from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
+from residual_client.progress import ProgressBar
 from residual_store import errors
 from residual_store.settings import Settings
 from residual_store.store import Receipt
@@ -38,6 +39,7 @@ __all__ = [
     "EagerForwardWarning",
     "Explanation",
     "Handle",
+    "ProgressBar",
     "Receipt",
     "Settings",
     "connect",

@@ -7,8 +7,7 @@ import itertools
 import os
 import secrets
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,39 +17,42 @@ from residual_client.backward import Backward, Call, load_program
 from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
-from residual_client.jax_compat import release_dead_arrays, trace_state_clean
-from residual_client.offload import bundle_of
+from residual_client.jax_compat import trace_state_clean
+from residual_client.offload import Terms, manifest_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.room import WhenFull
 from residual_client.staging import Staging
-from residual_client.transfer import abstract, check_precision, placement_of, start_copies
+from residual_client.transfer import abstract, check_precision, check_readable, placement_of
+from residual_client.transfers import Transfers
+from residual_client.upload import Progress
 from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
-from residual_store.errors import (
-    BundleReplaced,
-    DataLoss,
-    LeafUnavailable,
-    NotFound,
-    ProgramUnavailable,
-    StoreUnavailable,
-)
+from residual_store.errors import LeafUnavailable, NotFound, ProgramUnavailable, StoreUnavailable
+from residual_store.key import check_key
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
 from residual_store.settings import Settings
-from residual_store.stat import digest_of_manifest
 from residual_store.store import Durability, IfExists, Store, open_store
 
 __all__ = ["Client", "connect"]
 
 
-def connect(url: str | None = None, *, token: str | None = None, settings: Settings | None = None) -> Client:
+def connect(
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    settings: Settings | None = None,
+    when_full: WhenFull = "wait",
+) -> Client:
     """A client of the store at ``url``.
 
     ``http://``, ``https://`` and ``unix://`` reach a server; ``memory://``, ``file:///path`` and any other tensorstore
     URL open the engine in this process.
     The defaults are ``$RESIDUAL_STORE_URL``, else ``memory://``, and ``$RESIDUAL_STORE_TOKEN``.
+    ``when_full`` says what `Client.offload` does when `max_inflight_bytes` are not stored yet: wait, or raise `Busy`.
 
     >>> connect("memory://").store.url
     'memory://'
@@ -58,7 +60,7 @@ def connect(url: str | None = None, *, token: str | None = None, settings: Setti
     url = url or os.environ.get("RESIDUAL_STORE_URL") or "memory://"
     if token is None and url.partition("://")[0] in ("http", "https", "unix"):
         token = os.environ.get("RESIDUAL_STORE_TOKEN")
-    return Client(open_store(url, token=token, settings=settings))
+    return Client(open_store(url, token=token, settings=settings), when_full=when_full)
 
 
 class Client(ClosedAtExit):
@@ -70,27 +72,47 @@ class Client(ClosedAtExit):
     1
     """
 
-    def __init__(self, store: Store, *, staging: Staging | None = None) -> None:
+    def __init__(self, store: Store, *, staging: Staging | None = None, when_full: WhenFull = "wait") -> None:
         self.store = store
         self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
         self._calls: dict[str, Call] = {}
+        self._transfers = Transfers(
+            store, staging=self._staging, programs=self._programs, when_full=when_full
+        )
         self._scratch = f"scratch/{secrets.token_hex(8)}"
-        self._scratch_numbers = itertools.count()
+        self._numbers = itertools.count()
         self._has_scratch = False
-        self._dead: deque[str] = deque()
 
     def __repr__(self) -> str:
         return f"Client({self.store.url!r})"
 
+    def flush(self) -> None:
+        """Wait until all that was offloaded is stored.
+
+        Raises the first failure of an upload since the last flush, with the others as its notes, and `TransferStalled`,
+        which names key and phase, if nothing moves for `stall_seconds`.
+
+        >>> client.flush()
+        """
+        self._transfers.flush()
+
     def close(self) -> None:
-        """Delete this client's scratch bundles and release the store; a server that is gone forgets them by their lease."""
-        try:
-            with contextlib.suppress(StoreUnavailable):
-                if self._has_scratch:
-                    self.store.delete_prefix(f"{self._scratch}/")
-        finally:
-            self.store.close()
+        """Wait for named bundles, delete this client's scratch bundles and release the store.
+
+        Raises what kept a bundle from being stored, if nobody was told of it yet.
+        A server that is gone forgets scratch bundles by their lease; in a forked process nothing is done.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._transfers.is_here:
+                stack.callback(self.store.close)
+                stack.callback(self._delete_scratch)
+                self._transfers.close()
+
+    def _delete_scratch(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            if self._has_scratch:
+                self.store.delete_prefix(f"{self._scratch}/")
 
     # Offload
 
@@ -104,8 +126,13 @@ class Client(ClosedAtExit):
         if_exists: IfExists = "error",
         args: Sequence[Any] | None = None,
         user: Mapping[str, UserValue] | None = None,
+        progress: Progress | None = None,
     ) -> Handle:
-        """Store the residuals of a VJP object; what is stored are the bytes of this moment.
+        """Take the residuals of a VJP object, and store them in the background; what is stored are the bytes of this moment.
+
+        It returns when these are safe from whatever is done to arrays and buffers afterwards, and `Handle.wait` returns
+        when they are stored.
+        If `max_inflight_bytes` are on their way already, it waits or raises `Busy`, as the client was told.
 
         Without ``key`` it is a scratch bundle: in host memory, restorable in this process only, and gone when its
         handle is.
@@ -113,58 +140,44 @@ class Client(ClosedAtExit):
         ``args``, as in `restore`, records digests of the arguments that are not saved, so that a restore with other
         values, such as updated weights, is refused.
         ``user`` is a small map of labels.
+        ``progress`` is called in another thread with how many of how many bytes have gone, such as `ProgressBar`.
 
         Raises TypeError for what is no VJP object, `LeafUnavailable` for a leaf that was deleted or is being traced,
-        and whatever `Store.put` raises.
+        `InvalidKey` and `InvalidOption`.
+        Whatever `Store.put` raises is raised by `Handle.wait`, by the next call that needs the bundle, and by `flush`.
 
         >>> y, f_vjp = jax.vjp(layer, W, x, saveable_args=(False, True))
         >>> client.offload(f_vjp, "exp1/step-12/layer-3").wait().durability
         'host'
         """
-        self._forget_dead()
-        settings = self.store.settings
-        known = check_vjp(vjp)
+        self._transfers.begin()
+        settings, number, scratch = self.store.settings, next(self._numbers), key is None
+        if key is None:
+            key = f"{self._scratch}/{number}"
+            durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
+        terms = Terms(key=check_key(key, settings), durability=durability, ttl=ttl, if_exists=if_exists)
+        terms.check(settings)
+        known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
-        copies = start_copies(residuals, self._staging)
-        program = None if key is None else self._programs.of(vjp, known)
-        if program is not None:
-            self._programs.store(program)
-        scratch = key is None
-        if key is None:
-            key = f"{self._scratch}/{next(self._scratch_numbers)}"
-            durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
-        bundle = bundle_of(
-            vjp, known, residuals, copies, program, key=key, settings=settings, args=args, user=user
+        check_readable(residuals)
+        program = None if scratch else self._programs.of(vjp, known)
+        manifest = manifest_of(
+            vjp, known, residuals, program, key=key, settings=settings, args=args, user=user
         )
-        receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
-        if program is not None and not receipt.has_program:
-            # The store has forgotten it, as a server in memory does when it starts anew.
-            receipt = replace(receipt, has_program=self._programs.store(program, again=True))
-        handle = Handle(
-            key=key,
-            digest=receipt.digest,
-            fingerprint=bundle.manifest.fingerprint,
-            scratch=scratch,
-            receipt=receipt,
-            local=Local(tree_structure(vjp), [placement_of(leaf) for leaf in tree_leaves(vjp)]),
+        local = Local(
+            treedef=tree_structure(vjp),
+            placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
+            upload=self._transfers.take(
+                manifest, residuals, program, terms, named=not scratch, progress=progress
+            ),
+            number=number,
         )
+        handle = Handle(key=key, fingerprint=manifest.fingerprint, scratch=scratch, local=local)
         if scratch:
             self._has_scratch = True
-            weakref.finalize(handle, self._dead.append, key)
-        return handle
-
-    def _forget_dead(self) -> None:
-        """Let go of what nobody refers to: memory under dead arrays, and scratch bundles whose handles are gone.
-
-        A finalizer must not talk to a server itself.
-        """
-        release_dead_arrays()
-        while self._dead:
-            try:
-                self.store.delete(self._dead.popleft())
-            except NotFound:
-                continue
+            weakref.finalize(handle, self._transfers.forget, local.upload).atexit = False
+        return self._transfers.noted(handle)
 
     def explain(
         self, vjp: Any, *, forward: Callable[..., Any] | None = None, args: Sequence[Any] = ()
@@ -200,23 +213,12 @@ class Client(ClosedAtExit):
         return rebuild(bundle, treedef, placements, key=key, args=args, staging=self._staging)
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
-        """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
-        self._forget_dead()
         if not trace_state_clean():
             raise LeafUnavailable(
                 "a bundle was asked for while JAX traces a function, which would bake its values into the program; "
                 "get it outside of jax.jit and pass the VJP object in"
             )
-        key = source.key if isinstance(source, Handle) else source
-        bundle = self.store.get(key, wait=wait)
-        if bundle.manifest.key not in (None, key):
-            raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
-        if isinstance(source, Handle) and digest_of_manifest(bundle.manifest) != source.digest:
-            raise BundleReplaced(
-                f"the bundle {key!r} was replaced after this handle was made; use the key if the new one is wanted",
-                key=key,
-            )
-        return key, bundle
+        return self._transfers.bundle(source, wait)
 
     def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
         if like is not None:
@@ -235,13 +237,23 @@ class Client(ClosedAtExit):
             )
         return known.treedef, None
 
+    def prefetch(self, handles: Iterable[Handle]) -> None:
+        """Fetch bundles in the background, in this order, so that their restore finds them here.
+
+        It does so for at most `prefetch_bytes`, and what is beyond them is fetched when it is restored.
+        After each restore of a handle, those that were offloaded before it are fetched in this way by themselves, the newest
+        first.
+
+        >>> client.prefetch([handle])
+        """
+        self._transfers.prefetch(handles)
+
     def delete(self, source: Handle | str) -> None:
-        """Delete a bundle; one that is gone already is no error.
+        """Delete a bundle; one that is gone already is no error, and one that is not stored yet will not be.
 
         >>> client.delete(handle)
         """
-        with contextlib.suppress(NotFound):
-            self.store.delete(source.key if isinstance(source, Handle) else source)
+        self._transfers.delete(source)
 
     # The source-free backward
 

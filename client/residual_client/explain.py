@@ -13,7 +13,7 @@ from residual_client.explanation import ExplainedLeaf, Explanation
 from residual_client.jax_compat import Linearized, residual_inputs
 from residual_client.origins import Origin, makers_of
 from residual_client.staging import Staging
-from residual_client.transfer import Residual, leaf_of, start_copies
+from residual_client.transfer import Residual, check_readable, is_key, leaf_of
 from residual_client.trees import argument_paths
 from residual_client.uses import users_of
 from residual_client.vjp import arguments_of, check_vjp, residuals_of
@@ -81,8 +81,10 @@ def _leaves(residuals: Sequence[Residual], staging: Staging, *, is_abstract: boo
             leaf.changed(encoding="bits") if leaf.dtype == "bool" and leaf.elements > 1 else leaf
             for leaf in found
         ]
+    check_readable(residuals)
+    values = [jax.random.key_data(one.value) if is_key(one.value) else one.value for one in residuals]
     identities = [id(residual.value) for residual in residuals]
-    encoded = encode_all(list(start_copies(residuals, staging)), identities)
+    encoded = encode_all(list(staging.to_host(values)), identities)
     return [
         leaf_of(index, residual).changed(
             encoding=one.encoding, alias_of=one.alias_of, same_array=one.same_array

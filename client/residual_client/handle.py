@@ -9,51 +9,75 @@ from typing import Any
 
 from jax.sharding import Sharding
 
+from residual_client.upload import State, Upload
 from residual_store.errors import InvalidOption
 from residual_store.store import Receipt
 
 __all__ = ["Handle", "Local"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Local:
-    """What only the process that made the offload has: the treedef, and where each leaf was."""
+    """What only the process that made the offload has: the treedef, where each leaf was, the upload, and its number."""
 
     treedef: Any
     placements: Sequence[Sharding | None]
+    upload: Upload
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Handle:
     """A reference to one offloaded VJP object.
 
-    ``digest`` names the stored bytes, so a handle never restores what somebody put in their place.
     A ``scratch`` bundle has no name of its own and no ``fingerprint``; it belongs to this handle alone.
     In the process that made it, a handle restores without ``like``; written as JSON it can travel.
 
     >>> handle = client.offload(f_vjp, "exp1/step-12/layer-3")
     >>> Handle.from_json(handle.to_json()).key
     'exp1/step-12/layer-3'
+    >>> handle
+    Handle('exp1/step-12/layer-3', stored)
     """
 
     key: str
-    digest: str
     fingerprint: str | None
     scratch: bool = False
-    receipt: Receipt | None = field(default=None, repr=False)
-    local: Local | None = field(default=None, repr=False)
+    local: Local | None = None
+    known_digest: str | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.key!r}, {self.state})"
+
+    @property
+    def state(self) -> State:
+        """What has become of the bundle so far.
+
+        "queued" and "sending" are not stored yet, "failed" will not be, and "withdrawn" was deleted before it was stored.
+        A handle from another process is that of a bundle that was "stored".
+        """
+        return "stored" if self.local is None else self.local.upload.state
+
+    @property
+    def digest(self) -> str:
+        """The name of the stored bytes, so that a handle never restores what somebody put in their place; waits as `wait` does."""
+        return self.known_digest if self.known_digest is not None else self.wait().digest
 
     def wait(self) -> Receipt:
         """The receipt, once the bundle is stored.
 
-        Raises `InvalidOption` for a handle that came from another process, which has no receipt.
+        Raises what kept it from being stored, `TransferStalled` if nothing moves for `stall_seconds`, and `InvalidOption`
+        for a handle that came from another process, which has no receipt.
         """
-        if self.receipt is None:
+        if self.local is None:
             raise InvalidOption("this handle was made in another process, so the receipt is there")
-        return self.receipt
+        return self.local.upload.wait()
 
     def to_json(self) -> str:
-        """The handle as text for another process; raises `InvalidOption` for a scratch bundle."""
+        """The handle as text for another process, once the bundle is stored, see `wait`.
+
+        Raises `InvalidOption` for a scratch bundle.
+        """
         if self.scratch:
             raise InvalidOption(
                 "a scratch bundle can be restored only in the process that made it; pass a key to offload to name it"
@@ -65,12 +89,12 @@ class Handle:
         """The handle that `to_json` wrote; raises `InvalidOption`, a ValueError, for other text."""
         try:
             content = json.loads(text)
-            values = {name: content[name] for name in ("key", "digest", "fingerprint")}
+            key, digest, fingerprint = (content[name] for name in ("key", "digest", "fingerprint"))
         except (ValueError, TypeError, LookupError) as error:
             raise InvalidOption(f"this is not a handle as to_json writes it: {error}") from error
-        if not all(isinstance(value, str | None) for value in values.values()) or None in (
-            values["key"],
-            values["digest"],
+        if not all(isinstance(value, str | None) for value in (key, digest, fingerprint)) or None in (
+            key,
+            digest,
         ):
             raise InvalidOption("this is not a handle as to_json writes it: key and digest are texts")
-        return cls(**values)
+        return cls(key=key, known_digest=digest, fingerprint=fingerprint)

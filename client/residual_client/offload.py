@@ -1,11 +1,11 @@
-"""Offload: a VJP object becomes a bundle."""
+"""Offload: a VJP object becomes a draft, which another thread can encode and store."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,14 +13,18 @@ import numpy as np
 
 from residual_client.jax_compat import Linearized, x64_enabled
 from residual_client.program import Program
-from residual_client.transfer import Host, Residual, abstract, leaf_of
+from residual_client.program_cache import ProgramCache
+from residual_client.snapshot import Snapshot
+from residual_client.transfer import Residual, abstract, leaf_of
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
+from residual_store.engine.terms import check_durability, check_if_exists, check_ttl
 from residual_store.manifest import Argument, Manifest, UserValue, labels
 from residual_store.settings import Settings
+from residual_store.store import Durability, IfExists, Receipt, Store
 
-__all__ = ["bundle_of"]
+__all__ = ["Draft", "Terms", "manifest_of"]
 
 _VERSIONS = {
     "jax": jax.__version__,
@@ -29,27 +33,81 @@ _VERSIONS = {
 }
 
 
-def bundle_of(
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a bundle is to be put, as in `Store.put`."""
+
+    key: str
+    durability: Durability | None
+    ttl: float | None
+    if_exists: IfExists
+
+    def check(self, settings: Settings) -> None:
+        """Raise `InvalidOption` for what no store would take."""
+        check_durability(self.durability, has_durable_tier=True)
+        check_ttl(self.ttl, settings)
+        check_if_exists(self.if_exists)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What is to be stored, before it is encoded; another thread can do that.
+
+    It has the bytes and not the arrays that they come from, so that these can be freed.
+    """
+
+    manifest: Manifest
+    snapshot: Snapshot
+    program: Program | None
+    terms: Terms
+
+    def bundle(self) -> Bundle:
+        """The bundle; to be called once.
+
+        Raises `LeafUnavailable`, which names the leaf, for one that did not reach the host.
+        """
+        return Bundle.encoded(self.manifest, self.snapshot.hosts(), identities=list(self.snapshot.identities))
+
+    def put(
+        self, store: Store, programs: ProgramCache, bundle: Bundle, moved: Callable[[int], object]
+    ) -> Receipt:
+        """Store the bundle and its program; raises what `Store.put` raises."""
+        if self.program is not None:
+            programs.store(self.program)
+        terms = self.terms
+        receipt = store.put(
+            terms.key,
+            bundle,
+            durability=terms.durability,
+            ttl=terms.ttl,
+            if_exists=terms.if_exists,
+            moved=moved,
+        )
+        if self.program is None or receipt.has_program:
+            return receipt
+        # The store has forgotten it, as a server in memory does when it starts anew.
+        return replace(receipt, has_program=programs.store(self.program, again=True))
+
+
+def manifest_of(
     vjp: Any,
     known: Linearized,
     residuals: list[Residual],
-    copies: Iterable[Host],
     program: Program | None,
     *,
     key: str,
     settings: Settings,
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
-) -> Bundle:
-    """The bundle of a VJP object whose ``residuals`` have the values ``copies``, which are not copied again.
+) -> Manifest:
+    """The manifest of a VJP object, whose leaves are not encoded yet.
 
-    Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
+    Raises `ArgumentMismatch` for ``args`` that are not those of the call.
     """
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))
-    manifest = replace(manifest, key=key, user=labels(user, settings))
-    return Bundle.encoded(manifest, list(copies), identities=[id(residual.value) for residual in residuals])
+    return replace(manifest, key=key, user=labels(user, settings))
 
 
 def _manifest(

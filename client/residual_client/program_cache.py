@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.tree_util import tree_flatten
 
-from residual_client.jax_compat import Linearized, TreeDef, is_fresh
+from residual_client.jax_compat import Linearized, TreeDef, is_fresh, linearized
 from residual_client.program import Program, lower
 from residual_store.store import Store
 
@@ -38,8 +38,20 @@ class ProgramCache:
         self._lock = threading.RLock()
         self._by_identity: OrderedDict[Identity, Program] = OrderedDict()
         self._by_fingerprint: OrderedDict[str, Program] = OrderedDict()
+        self._linearized: OrderedDict[int, tuple[Any, TreeDef, Linearized]] = OrderedDict()
         self._stored: set[str] = set()
         self._warned: set[str] = set()
+
+    def linearized(self, vjp: Any) -> Linearized:
+        """What a VJP object knows of its function; found again for one with the very same function, as of a jitted forward."""
+        # Not the function itself, whose references `is_fresh` counts.
+        function = vjp.fun.args
+        with self._lock:
+            found = self._linearized.get(id(function))
+            if found is None or found[0] is not function or found[1] != vjp.in_tree:
+                found = function, vjp.in_tree, linearized(vjp)
+                _put(self._linearized, id(function), found)
+            return found[2]
 
     def of(self, vjp: Any, known: Linearized) -> Program:
         """The program of a VJP object, whose leaves may be abstract."""
@@ -97,8 +109,8 @@ def _identity(vjp: Any) -> Identity:
     )
 
 
-def _put[K](cache: OrderedDict[K, Program], key: K, program: Program) -> None:
-    cache[key] = program
+def _put[K, V](cache: OrderedDict[K, V], key: K, value: V) -> None:
+    cache[key] = value
     cache.move_to_end(key)
     while len(cache) > _KEPT:
         cache.popitem(last=False)

@@ -74,6 +74,20 @@ class Staging:
         windows = _windows([self._staged_bytes(value) for value in values], self.window_bytes)
         return self._read(values, windows, self._started(values[windows[0]]))
 
+    def is_apart(self, value: Any) -> bool:
+        """Whether a value goes through pinned memory, and thus to memory of its own."""
+        return bool(self._staged_bytes(value))
+
+    def under_way(self, values: Sequence[Any]) -> Iterator[Host]:
+        """The same for values that may be deleted at once: all copies are started, as far as they are within a window.
+
+        Else it waits for all, because a later window is started when an earlier one has been read.
+        """
+        if not values:
+            return iter(())
+        hosts = self.to_host(values)
+        return hosts if sum(map(self._staged_bytes, values)) <= self.window_bytes else iter(list(hosts))
+
     def _staged_bytes(self, value: Any) -> int:
         if not isinstance(value, jax.Array):
             return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,11 @@ __all__ = [
     "Residual",
     "abstract",
     "check_precision",
+    "check_readable",
     "is_key",
     "leaf_of",
     "placement_for",
     "placement_of",
-    "start_copies",
     "to_device",
 ]
 
@@ -70,31 +70,11 @@ def abstract(value: Any) -> Aval:
     return Aval(dtype=name, shape=tuple(value.shape), weak_type=bool(getattr(value, "weak_type", False)))
 
 
-def start_copies(residuals: Sequence[Residual], staging: Staging) -> Iterator[Host]:
-    """Check that every leaf can be read, start all copies to the host at once, and give them in order.
-
-    No bytes are copied where a leaf is in host memory already.
-    Raises `LeafUnavailable`, which names the leaf.
-    """
+def check_readable(residuals: Iterable[Residual]) -> None:
+    """Raise `LeafUnavailable` or `LeafMismatch`, which names the leaf, unless every leaf can be read as it was traced."""
     for residual in residuals:
         _check_dtype(residual)
         _check_value(residual)
-    values = [
-        jax.random.key_data(residual.value) if is_key(residual.value) else residual.value
-        for residual in residuals
-    ]
-    return _read(residuals, staging.to_host(values))
-
-
-def _read(residuals: Iterable[Residual], copies: Iterator[Host]) -> Iterator[Host]:
-    for residual in residuals:
-        try:
-            host = next(copies)
-        except Exception as error:
-            raise LeafUnavailable(
-                f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
-            ) from error
-        yield host
 
 
 def _check_dtype(residual: Residual) -> None:
@@ -116,7 +96,7 @@ def _check_value(residual: Residual) -> None:
             leaf=residual.path,
         )
     if isinstance(value, jax.Array):
-        _check_readable(residual.path, value)
+        _check_array(residual.path, value)
     elif not isinstance(value, np.ndarray | np.generic):
         raise LeafUnavailable(
             f"{residual.path} is a {type(value).__name__} and not an array; only arrays can be stored",
@@ -124,7 +104,7 @@ def _check_value(residual: Residual) -> None:
         )
 
 
-def _check_readable(path: str, value: jax.Array) -> None:
+def _check_array(path: str, value: jax.Array) -> None:
     if value.is_deleted():
         raise LeafUnavailable(
             f"{path} was deleted or donated before it could be offloaded; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,8 +32,11 @@ from residual_store.tree import leaf_count, split
 __all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "residuals_of", "shortened"]
 
 
-def check_vjp(vjp: Any) -> Linearized:
-    """What the VJP object knows of its function; raises TypeError or `ArgumentMismatch` if it is no sound VJP."""
+def check_vjp(vjp: Any, read: Callable[[Any], Linearized] = linearized) -> Linearized:
+    """What the VJP object knows of its function; raises TypeError or `ArgumentMismatch` if it is no sound VJP.
+
+    ``read`` gives that of a sound one, such as `ProgramCache.linearized`, which is faster the second time.
+    """
     if not is_vjp(vjp):
         pair = isinstance(vjp, tuple) and len(vjp) == 2 and is_vjp(vjp[1])
         raise TypeError(
@@ -45,7 +48,7 @@ def check_vjp(vjp: Any) -> Linearized:
             f"args_res no longer has the tree of the arguments: {text}; "
             "assign values with the container types of the original call"
         )
-    return linearized(vjp)
+    return read(vjp)
 
 
 def residuals_of(vjp: Any, known: Linearized, *, longest_path: int) -> list[Residual]:

@@ -126,6 +126,7 @@ class LocalStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         started = time.perf_counter()
         self._leases.sweep()

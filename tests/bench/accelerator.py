@@ -89,6 +89,7 @@ class Course:
             vjp = self._fresh()
             with watch.step(f"offload {name}"):
                 handle = client.offload(vjp)
+                handle.wait()
             with watch.step(f"restore {name}"):
                 restored = jax.block_until_ready(client.restore(handle))
             assert all(map(_same, tree_leaves(restored), tree_leaves(vjp)))

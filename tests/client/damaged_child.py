@@ -19,14 +19,16 @@ def main() -> None:
     vjp = jax.vjp(layer, matrix(), ramp())[1]
     wanted = bits_of(jax.jit(lambda f_vjp, ct: f_vjp(ct))(vjp, ramp()))
     with rc.connect("memory://") as client:
-        fingerprint = str(client.offload(vjp, "run/step").fingerprint)
+        handle = client.offload(vjp, "run/step")
+        client.flush()
+        fingerprint = str(handle.fingerprint)
         whole = client.store.get_program(fingerprint)
     for position in np.linspace(0, len(whole) - 1, 120, dtype=int).tolist():
         damaged = bytearray(whole)
         damaged[position] ^= 0x10
         with rc.connect("memory://") as client:
             client.store.put_program(fingerprint, bytes(damaged))
-            client.offload(vjp, "run/step")
+            client.offload(vjp, "run/step").wait()
             try:
                 outcome = "right" if bits_of(client.backward("run/step")(ramp())) == wanted else "wrong"
             except ResidualStoreError:

@@ -1,4 +1,4 @@
-"""Bytes are not copied on the way: a leaf is stored from its own memory, and restored in that of the bundle.
+"""A leaf is copied once at the call, because its memory may be anybody's, and restored in the memory of the bundle.
 
 So that memory must live as long as the array, be free soon after, and never change through it.
 """
@@ -22,11 +22,8 @@ from jax.tree_util import tree_leaves
 
 import residual_client as rc
 from residual_client.jax_compat import release_dead_arrays
-from residual_client.offload import bundle_of
 from residual_client.restore import place_leaves
 from residual_client.staging import Staging
-from residual_client.transfer import start_copies
-from residual_client.vjp import check_vjp, residuals_of
 from residual_store import Bundle, Settings
 from residual_store.errors import DataLoss
 from residual_store.frame import aligned_empty
@@ -60,17 +57,20 @@ def _numbers(shape: tuple[int, ...] = (64, 1024), dtype: str = "float32") -> jax
     "dtype", ["bfloat16", "float16", "float32", "int8", "uint32", "complex64", "float8_e4m3fn", "float8_e5m2"]
 )
 @pytest.mark.parametrize("shape", [(7,), (5, 64), (2, 3, 4)])
-def test_what_is_stored_is_the_memory_of_the_leaf(dtype: str, shape: tuple[int, ...]) -> None:
-    """The bundle that goes to the store has the very bytes that numpy sees of the array."""
-    leaf = _numbers(shape, dtype)
-    vjp = _keeping(leaf)
-    known = check_vjp(vjp)
-    residuals = residuals_of(vjp, known, longest_path=100)
-    copies = start_copies(residuals, Staging(window_bytes=1 << 20))
-    bundle = bundle_of(vjp, known, residuals, copies, None, key="run/a", settings=Settings())
-    host, (payload,) = np.asarray(leaf), bundle.payloads
-    assert (payload.ctypes.data, payload.nbytes) == (host.ctypes.data, host.nbytes)
-    assert bundle.manifest.leaves[0].encoding == "raw"
+def test_what_is_stored_is_what_stood_there_at_the_call(
+    client: rc.Client, dtype: str, shape: tuple[int, ...]
+) -> None:
+    """JAX uses aligned host memory in place, so a leaf may change with a buffer that somebody else writes to."""
+    wanted = np.asarray(_numbers(shape, dtype))
+    buffer = aligned_empty(wanted.nbytes)
+    buffer[:] = wanted.reshape(-1).view(np.uint8)
+    leaf = jax.device_put(buffer.view(wanted.dtype).reshape(shape))
+    handle = client.offload(_keeping(leaf))
+    buffer[:] = 0
+    assert not np.asarray(leaf).view(np.uint8).any()
+    assert bits_of(tree_leaves(client.restore(handle))) == bits_of([wanted])
+    handle.wait()
+    assert bits_of(tree_leaves(client.restore(handle))) == bits_of([wanted])
 
 
 # From the store to the array
@@ -84,7 +84,8 @@ def test_a_restored_leaf_is_the_memory_of_the_bundle(
     """JAX takes the bytes where they are, on the default device and on another one."""
     leaf = _numbers(dtype=dtype)
     vjp = _keeping(leaf if device is None else jax.device_put(leaf, jax.devices()[device]))
-    (restored,) = tree_leaves(client.restore(client.offload(vjp, "run/a")))
+    client.offload(vjp, "run/a").wait()
+    (restored,) = tree_leaves(client.restore("run/a"))
     (payload,) = client.store.get("run/a").payloads
     assert restored.unsafe_buffer_pointer() == payload.ctypes.data
     assert restored.committed == (device is not None)
@@ -106,6 +107,7 @@ def test_a_constant_leaf_comes_back_bit_for_bit(client: rc.Client, dtype: str, e
     """It is one element in the store and is written out for JAX: a signalling NaN with its payload, too."""
     leaf = jax.device_put(np.frombuffer(element * 4096, jnp.dtype(dtype)).reshape(64, 64))
     handle = client.offload(_keeping(leaf))
+    handle.wait()
     assert client.store.manifest(handle.key).leaves[0].encoding == "constant"
     (restored,) = tree_leaves(client.restore(handle))
     assert np.asarray(restored).tobytes() == element * 4096
@@ -119,6 +121,7 @@ def test_the_store_stays_as_it_is_when_a_restored_leaf_is_overwritten(client: rc
     vjp = _keeping(_numbers(), _numbers() + 0)
     wanted = bits_of(tree_leaves(vjp))
     handle = client.offload(vjp, "run/a")
+    handle.wait()
     first, other = tree_leaves(client.restore(handle))
     assert first.unsafe_buffer_pointer() == other.unsafe_buffer_pointer()
     jax.block_until_ready(WAYS[way](first))
@@ -154,6 +157,7 @@ def test_memory_is_held_as_long_as_the_leaf_lives_and_no_longer(client: rc.Clien
     """The bundle is deleted and the array still has its bytes; when the array is gone, so is the memory."""
     leaf, tiny = _numbers(), _keeping(jnp.zeros(()))
     handle = client.offload(_keeping(leaf), "run/a")
+    handle.wait()
     restored = tree_leaves(client.restore(handle))
     client.delete(handle)
     gc.collect()
@@ -161,7 +165,7 @@ def test_memory_is_held_as_long_as_the_leaf_lives_and_no_longer(client: rc.Clien
     assert bits_of(restored) == bits_of([leaf])
     jax.block_until_ready(_ENDS[end](restored[0]))
     restored.clear()
-    client.offload(tiny)
+    client.offload(tiny).wait()
     assert client.store.usage().host_held_bytes < leaf.nbytes
 
 
@@ -169,6 +173,7 @@ def test_a_view_of_a_leaf_holds_the_memory_too(client: rc.Client) -> None:
     """What numpy sees of an array stays when the array and the bundle are gone."""
     leaf = _numbers()
     handle = client.offload(_keeping(leaf), "run/a")
+    handle.wait()
     view = np.asarray(tree_leaves(client.restore(handle))[0])
     client.delete(handle)
     gc.collect()

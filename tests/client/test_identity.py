@@ -105,7 +105,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[st
         Path(paths[name]).write_text(_MODEL.replace(old, new, 1) if old else _MODEL)
     y, vjp = imported(paths["nothing"]).forward()
     with rc.connect(url) as client:
-        client.offload(vjp, "identity/model")
+        client.offload(vjp, "identity/model").wait()
     children = {}
     for seed in ("1", "4000"):
         children[seed] = subprocess.Popen(
@@ -167,7 +167,7 @@ def test_rules_that_differ_in_a_constant_are_told_apart(client: rc.Client) -> No
     """Their jaxprs print alike, because a custom rule is printed by its name; the lowered backwards differ."""
     one, other = scaled(1.0), scaled(5.0)
     assert str(one.jaxpr) == str(other.jaxpr)
-    client.offload(one, "run/rule")
+    client.offload(one, "run/rule").wait()
     with pytest.raises(
         ProgramMismatch, match=r"line \d+ of the lowered backward was .*1.0.*dense<5.000000e\+00>|dense<5"
     ):
@@ -181,7 +181,7 @@ def test_one_element_of_a_large_constant_makes_another_program(client: rc.Client
     table = np.arange(4096, dtype=np.float32)
     other = table.copy()
     other[2048] += 1
-    client.offload(scaled(table), "run/table")
+    client.offload(scaled(table), "run/table").wait()
     with pytest.raises(ProgramMismatch, match="'run/table'"):
         client.restore("run/table", like=scaled(other))
     accepted = rc.Client(client.store).restore("run/table", like=scaled(table.copy()))
@@ -198,7 +198,7 @@ def test_dictionaries_with_any_key_are_told_apart(client: rc.Client, key: Any) -
     def squared(x: Any) -> Any:
         return jnp.sum(x * x)
 
-    client.offload(made(squared, key), "run/keys")
+    client.offload(made(squared, key), "run/keys").wait()
     for other in (made(lambda x: jnp.sum(x * x * x), key), made(jnp.sum, key), jax.vjp(squared, ramp())[1]):
         with pytest.raises(ProgramMismatch, match="'run/keys'"):
             client.restore("run/keys", like=other)

@@ -167,7 +167,7 @@ def test_callbacks_that_differ_in_python_are_told_apart(client: rc.Client, edit:
     source, old, new = _EDITS[edit]
     one, other = calling(source), calling(source.replace(old, new))
     assert bits_of(one(jnp.ones(4))) != bits_of(other(jnp.ones(4)))
-    client.offload(one, "run/callback")
+    client.offload(one, "run/callback").wait()
     with pytest.raises(ProgramMismatch, match="'run/callback'"):
         rc.Client(client.store).restore("run/callback", like=other)
 
@@ -185,7 +185,7 @@ def test_a_module_that_the_callback_imports_itself(
 
     monkeypatch.setitem(sys.modules, "ops_of_the_callback", module(2))
     one = calling(source)
-    client.offload(one, "run/callback")
+    client.offload(one, "run/callback").wait()
     monkeypatch.setitem(sys.modules, "ops_of_the_callback", module(3))
     with pytest.raises(ProgramMismatch, match="'run/callback'"):
         rc.Client(client.store).restore("run/callback", like=calling(source))
@@ -209,7 +209,7 @@ def test_callbacks_that_do_the_same_are_accepted(client: rc.Client, edit: str) -
     """Where a callback's code is, and what is written about it, does not count."""
     before, after = _COSMETIC[edit]
     one = calling(before)
-    client.offload(one, "run/callback")
+    client.offload(one, "run/callback").wait()
     restored = rc.Client(client.store).restore("run/callback", like=calling(after, "elsewhere.py"))
     assert bits_of(restored(jnp.ones(4))) == bits_of(one(jnp.ones(4)))
 

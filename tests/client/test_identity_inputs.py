@@ -42,7 +42,7 @@ def test_a_backward_that_reads_another_input_is_another_program(pair: str) -> No
     """JAX drops unused inputs and numbers the rest, so the operations alone would be equal; they are told apart."""
     one, other = (jax.vjp(f, X) for f in _PAIRS[pair])
     with rc.connect("memory://") as client:
-        client.offload(one[1], "run/one")
+        client.offload(one[1], "run/one").wait()
         with pytest.raises(ProgramMismatch, match="'run/one'"):
             rc.Client(client.store).restore("run/one", like=other[1])
 
@@ -54,7 +54,7 @@ def test_two_such_backwards_of_one_process_are_kept_apart(pair: str) -> None:
         for name, f in zip(("run/one", "run/other"), _PAIRS[pair], strict=True):
             y, vjp = jax.vjp(f, X)
             cotangent = jax.tree.map(jnp.ones_like, y)
-            client.offload(vjp, name)
+            client.offload(vjp, name).wait()
             wanted = jax.jit(lambda f_vjp, ct: f_vjp(ct))(vjp, cotangent)
             assert bits_of(client.backward(name)(cotangent)) == bits_of(wanted)
 
@@ -64,7 +64,7 @@ def test_a_handle_reaches_its_own_bundle_alone() -> None:
     with rc.connect("memory://") as client:
         forward = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])
         handle = client.offload(forward(X), "run/one")
-        client.offload(forward(2 * X), "run/one", if_exists="replace")
+        client.offload(forward(2 * X), "run/one", if_exists="replace").wait()
         for call in (client.restore, client.backward):
             with pytest.raises(BundleReplaced, match="'run/one'"):
                 call(handle)

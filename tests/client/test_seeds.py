@@ -92,7 +92,7 @@ def test_fwd_and_bwd_of_jax(any_client: rc.Client) -> None:
     fwd, bwd = jax.fwd_and_bwd(layer, argnums=(0, 1))
     y, residuals = fwd(W1, X0)
     wanted = bwd(residuals, jnp.ones_like(y))
-    any_client.offload(residuals, "test/fwd-and-bwd")
+    any_client.offload(residuals, "test/fwd-and-bwd").wait()
     restored = any_client.restore("test/fwd-and-bwd")
     assert bits_of(bwd(restored, jnp.ones_like(y))) == bits_of(wanted)
     assert [one.shape for one in wanted] == [(3, 3), (2, 3)]
@@ -170,7 +170,7 @@ def test_a_tuple_prefix_lines_up_with_a_dict(any_client: rc.Client) -> None:
     """Flags in a tuple are for the sorted keys of a dict, and the original dict restores what they left out."""
     d = {"hi": jnp.ones((4, 5)), "bye": jnp.ones((3, 4))}
     g_vjp = jax.vjp(_product, d, saveable_args=((True, False),))[1]
-    any_client.offload(g_vjp, "test/prefix")
+    any_client.offload(g_vjp, "test/prefix").wait()
     states = {one.path: one.state for one in any_client.store.manifest("test/prefix").arguments}
     assert states == {"args[0]['bye']": "saved", "args[0]['hi']": "not_saveable"}
     wanted = bits_of(jax.vjp(_product, d)[1](jnp.ones((3, 5))))

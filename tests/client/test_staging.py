@@ -16,9 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
 import residual_client as rc
+from residual_client.snapshot import take_snapshot
 from residual_client.staging import Staging
-from residual_client.transfer import Residual, start_copies
+from residual_client.transfer import Residual
 from residual_store.errors import LeafUnavailable
+from residual_store.segments import SegmentPool
 from residual_store.store import Store, open_store
 from tests.cases import CASES
 from tests.cases.sharded import mesh_of
@@ -55,7 +57,9 @@ def test_a_case_comes_back_through_pinned_memory(name: str, staging: Staging, st
     plain, staged = rc.Client(store), rc.Client(store, staging=staging)
     with known.case.context():
         handle = staged.offload(known.vjp)
-        assert store.manifest(handle.key).leaves == store.manifest(plain.offload(known.vjp).key).leaves
+        other = plain.offload(known.vjp)
+        assert handle.wait().leaves == other.wait().leaves
+        assert store.manifest(handle.key).leaves == store.manifest(other.key).leaves
         leaves, restored = tree_leaves(known.vjp), tree_leaves(staged.restore(handle))
         assert bits_of(restored) == bits_of(leaves)
         for one, other in zip(leaves, restored, strict=True):
@@ -105,17 +109,31 @@ def test_what_does_not_fit_is_read_in_two_windows_at_a_time() -> None:
     assert _staged() == 0
 
 
+@pytest.mark.parametrize("window", [0, 64, 1 << 20])
+def test_a_snapshot_outlives_its_arrays(window: int) -> None:
+    """Whether copied at the call, within one window, or within several."""
+    values = [jnp.arange(16.0) + index for index in range(3)]
+    wanted = [np.array(value) for value in values]
+    snapshot = take_snapshot(
+        _residuals(values), Staging(window_bytes=window, on_cpu=True), SegmentPool(total=1 << 20)
+    )
+    for value in values:
+        value.delete()
+    assert bits_of(snapshot.hosts()) == bits_of(wanted)
+
+
 def test_a_leaf_that_cannot_be_read_is_named() -> None:
     """Also where it is lost after all was checked."""
     values = [jnp.arange(16.0), jnp.arange(16.0) + 1]
-    residuals = [
+    values[1].delete()
+    with pytest.raises(LeafUnavailable, match=r"args\[1\] cannot be read: .*deleted"):
+        take_snapshot(_residuals(values), Staging(window_bytes=64), SegmentPool(total=1 << 20))
+
+
+def _residuals(values: list[jax.Array]) -> list[Residual]:
+    return [
         Residual(channel="args_res", path=f"args[{index}]", value=value) for index, value in enumerate(values)
     ]
-    copies = start_copies(residuals, Staging(window_bytes=64))
-    values[1].delete()
-    assert bits_of(next(copies)) == bits_of(np.arange(16, dtype=np.float32))
-    with pytest.raises(LeafUnavailable, match=r"args\[1\] cannot be read: .*deleted"):
-        next(copies)
 
 
 @pytest.mark.parametrize(

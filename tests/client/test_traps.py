@@ -36,7 +36,7 @@ from tests.client.bits import bits_of
 
 def test_a_dummy_forward_with_other_literals_is_refused(client: rc.Client) -> None:
     """Python scalars are literals of the program, so a forward with other scalars is another program."""
-    client.offload(jax.vjp(lambda a, b: a * b, 2.0, 3.0)[1], "run/scalars")
+    client.offload(jax.vjp(lambda a, b: a * b, 2.0, 3.0)[1], "run/scalars").wait()
     dummy = jax.vjp(lambda a, b: a * b, 0.0, 0.0)[1]
     with pytest.raises(ProgramMismatch) as refusal:
         client.restore("run/scalars", like=dummy)
@@ -54,7 +54,7 @@ def test_a_branch_taken_on_a_value_is_another_program(client: rc.Client) -> None
     def branching(a: Any) -> Any:
         return jnp.sin(a) if a > 0 else jnp.sqrt(1 - a)
 
-    client.offload(jax.vjp(branching, jnp.float32(1.0))[1], "run/branch")
+    client.offload(jax.vjp(branching, jnp.float32(1.0))[1], "run/branch").wait()
     with pytest.raises(ProgramMismatch, match="line 4 of the lowered backward was"):
         client.restore("run/branch", like=jax.vjp(branching, jnp.float32(-1.0))[1])
 
@@ -62,14 +62,14 @@ def test_a_branch_taken_on_a_value_is_another_program(client: rc.Client) -> None
 def test_scalars_of_a_jitted_forward_are_leaves(client: rc.Client) -> None:
     """Under jit a scalar is a residual like any other, so dummy scalars describe the program well enough."""
     forward = jax.jit(lambda a, b: jax.vjp(lambda a, b: a * b, a, b))
-    client.offload(forward(2.0, 3.0)[1], "run/scalars")
+    client.offload(forward(2.0, 3.0)[1], "run/scalars").wait()
     restored = rc.Client(client.store).restore("run/scalars", like=jax.eval_shape(forward, 0.0, 0.0)[1])
     assert [float(g) for g in restored(1.0)] == [3.0, 2.0]
 
 
 def test_a_bundle_needs_a_traced_program(client: rc.Client) -> None:
     """A client that has not traced the program says what to pass, and that there is a way without the source."""
-    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/layer")
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/layer").wait()
     with pytest.raises(ProgramUnavailable) as refusal:
         rc.Client(client.store).restore("run/layer")
     assert "'run/layer'" in str(refusal.value)
@@ -90,6 +90,7 @@ def test_what_is_not_needed_is_not_none(client: rc.Client) -> None:
     args = (ramp(), ramp() + 1, ramp() + 5)
     vjp: Any = jax.vjp(mixed, *args, saveable_args=False)[1]
     handle = client.offload(vjp, "run/states")
+    client.flush()
     states = [(one.path, one.state) for one in client.store.manifest("run/states").arguments]
     assert states == [("args[0]", "not_needed"), ("args[1]", "not_saveable"), ("args[2]", "not_needed")]
     restored = client.restore(handle)
@@ -103,17 +104,17 @@ def test_none_in_the_place_of_a_sentinel_is_refused_at_the_offload(client: rc.Cl
     vjp: Any = jax.vjp(lambda a, b: a + b * b, ramp(), ramp(), saveable_args=False)[1]
     vjp.args_res = [None, ramp()]
     with pytest.raises(ArgumentMismatch, match=r"args\[0\] was a leaf and is None; assign values"):
-        client.offload(vjp)
+        client.offload(vjp).wait()
 
 
 def test_a_leaf_of_another_dtype_put_in_by_hand_is_refused(client: rc.Client) -> None:
     """JAX computes on with whatever stands in args_res, so a leaf that its program does not expect is named."""
     forward = jax.jit(lambda w, x: jax.vjp(layer, w, x)[1])
-    client.offload(forward(matrix(), ramp()), "run/good")
+    client.offload(forward(matrix(), ramp()), "run/good").wait()
     edited: Any = forward(matrix(), ramp())
     edited.args_res[0] = matrix().astype(jnp.bfloat16)
     with pytest.raises(GradientRefused, match=r"args\[0\]"):
-        client.offload(edited, "run/edited")
+        client.offload(edited, "run/edited").wait()
 
 
 def test_a_plain_dict_put_in_by_hand_for_an_ordereddict_is_refused(client: rc.Client) -> None:
@@ -122,7 +123,7 @@ def test_a_plain_dict_put_in_by_hand_for_an_ordereddict_is_refused(client: rc.Cl
     vjp: Any = jax.vjp(lambda p: jnp.sum(p["z"] * p["a"]), params, saveable_args=False)[1]
     vjp.args_res = [dict(params)]
     with pytest.raises(ArgumentMismatch, match=r"args\[0\] was an OrderedDict with the keys \['z', 'a'\]"):
-        client.offload(vjp, "run/ordered")
+        client.offload(vjp, "run/ordered").wait()
 
 
 # What saveable_args does not cover, and what is sent once
@@ -176,12 +177,12 @@ def test_twenty_steps_trace_the_backward_once(client: rc.Client, named: bool) ->
 
 def test_an_eager_forward_is_warned_of_once(client: rc.Client) -> None:
     """An eager forward makes a new treedef at every call, which costs a lowering; the warning says what to do."""
-    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-0")
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-0").wait()
     with pytest.warns(
         EagerForwardWarning, match=r"jit the forward: jax\.jit\(lambda \*args: jax\.vjp\(f, \*args\)\)"
     ):
-        client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-1")
-    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-2")
+        client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-1").wait()
+    client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step-2").wait()
     assert len({stat.fingerprint for stat in client.store.list().entries}) == 1
 
 
@@ -200,8 +201,8 @@ def test_a_handle_never_restores_what_took_its_place(client: rc.Client) -> None:
     forward = jax.jit(lambda w, x: jax.vjp(layer, w, x)[1])
     handle = client.offload(forward(matrix(), ramp()), "run/replaced")
     with pytest.raises(AlreadyExists, match=r"'run/replaced'.*if_exists=replace"):
-        client.offload(forward(matrix(), ramp() * 2), "run/replaced")
-    client.offload(forward(matrix(), ramp() * 2), "run/replaced", if_exists="replace")
+        client.offload(forward(matrix(), ramp() * 2), "run/replaced").wait()
+    client.offload(forward(matrix(), ramp() * 2), "run/replaced", if_exists="replace").wait()
     with pytest.raises(BundleReplaced, match=r"'run/replaced' was replaced.*use the key"):
         client.restore(handle)
 

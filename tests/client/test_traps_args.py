@@ -33,7 +33,7 @@ def way(request: pytest.FixtureRequest) -> str:
 def restoring(client: rc.Client, way: str, fn: Any, *args: Any, checked: Any = None) -> Restoring:
     """Store a VJP object whose weights, the first argument, are not saved, and say how to restore it."""
     y, vjp = jax.vjp(fn, *args, saveable_args=(False,) + (True,) * (len(args) - 1))
-    client.offload(vjp, "run/step", args=checked)
+    client.offload(vjp, "run/step", args=checked).wait()
     y_bar = jnp.ones_like(y)
     if way == "backward":
         return lambda given: client.backward("run/step")(y_bar, args=given)
@@ -226,7 +226,7 @@ def test_a_cotangent_that_is_not_of_the_output_is_named(
     client: rc.Client, cotangent: Any, words: str
 ) -> None:
     """The stored backward takes a cotangent of the output's tree, shapes and dtypes, and names the first other leaf."""
-    client.offload(jax.vjp(lambda x: {"a": jnp.sin(x), "b": jnp.sum(x * x)}, X)[1], "run/step")
+    client.offload(jax.vjp(lambda x: {"a": jnp.sin(x), "b": jnp.sum(x * x)}, X)[1], "run/step").wait()
     backward = client.backward("run/step")
     with pytest.raises(CotangentMismatch, match=words):
         backward(cotangent)

@@ -48,7 +48,7 @@ def on_fewer_devices(
     url = f"file://{tmp_path_factory.mktemp('devices')}"
     with rc.connect(url) as client:
         for name in _ON_FOUR:
-            client.offload(CASES[name]().forward()[1], f"devices/{name}")
+            client.offload(CASES[name]().forward()[1], f"devices/{name}").wait()
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={request.param}"}
     command = [sys.executable, "-W", "error", "-m", "tests.client.few_devices_child", url, *_ON_FOUR]
     child = subprocess.run(command, cwd=_REPOSITORY, env=environment, stdout=subprocess.PIPE, check=True)
@@ -99,7 +99,7 @@ def test_shapes_with_their_shardings_describe_a_program(client: rc.Client) -> No
     forward = jax.jit(lambda w, x: jax.vjp(layer, w, x))
     args = CASES["sharded_replicated_leaf"]().args
     y, vjp = forward(*args)
-    client.offload(vjp, "run/auto")
+    client.offload(vjp, "run/auto").wait()
     shapes = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=arg.sharding) for arg in args]
     restored = rc.Client(client.store).restore("run/auto", like=jax.eval_shape(forward, *shapes)[1])
     assert bits_of(restored(y)) == bits_of(vjp(y))
@@ -123,6 +123,7 @@ def test_the_memory_kind_of_a_leaf_comes_back(client: rc.Client) -> None:
     kinds = [leaf.sharding.memory_kind for leaf in tree_leaves(vjp)]
     assert "pinned_host" in kinds
     handle = client.offload(vjp, "run/pinned")
+    handle.wait()
     assert [leaf.memory_kind for leaf in client.store.manifest("run/pinned").leaves] == kinds
     for source in (handle, "run/pinned"):
         restored = client.restore(source)
@@ -135,7 +136,7 @@ def test_the_memory_kind_of_a_leaf_comes_back(client: rc.Client) -> None:
 def test_another_release_of_jax_is_named(client: rc.Client) -> None:
     """A bundle of another release is refused where it is restored into a program of this one."""
     vjp = jax.vjp(layer, matrix(), ramp())[1]
-    client.offload(vjp, "run/now")
+    client.offload(vjp, "run/now").wait()
     bundle = client.store.get("run/now")
     versions = {**bundle.manifest.versions, "jax": "0.99.1"}
     older = replace(
@@ -168,7 +169,7 @@ def _stored_with_program(program: bytes, fn: Any = layer) -> rc.Client:
     fingerprint = rc.connect("memory://").offload(vjp, "run/step").fingerprint
     client = rc.connect("memory://")
     client.store.put_program(str(fingerprint), program)
-    client.offload(vjp, "run/step")
+    client.offload(vjp, "run/step").wait()
     return client
 
 
@@ -236,6 +237,7 @@ def test_a_program_that_is_damaged_on_disk_is_refused(tmp_path: Path) -> None:
     """One other bit in the stored program is found by its digest, before anything reads it."""
     with rc.connect(f"file://{tmp_path}") as client:
         handle = client.offload(jax.vjp(layer, matrix(), ramp())[1], "run/step")
+        handle.wait()
         (stored,) = tmp_path.rglob(str(handle.fingerprint))
         content = bytearray(stored.read_bytes())
         content[len(content) // 2] ^= 1

@@ -25,7 +25,7 @@ def test_a_donated_leaf_is_named_at_the_call(client: rc.Client, key: str | None)
     vjp: Any = jax.vjp(lambda p, x: layer(p["w"], x), w, x)[1]
     jax.jit(lambda w: w + 1, donate_argnums=0)(w["w"])
     with pytest.raises(LeafUnavailable, match=r"args\[0\]\['w'\] was deleted or donated") as refusal:
-        client.offload(vjp, key)
+        client.offload(vjp, key).wait()
     assert refusal.value.fields["leaf"] == "args[0]['w']"
 
 
@@ -36,7 +36,7 @@ def test_a_traced_leaf_is_named_at_the_call(client: rc.Client, key: str | None) 
     @jax.jit
     def step(w: Any, x: Any) -> Any:
         y, vjp = jax.vjp(layer, w, x)
-        client.offload(vjp, key)
+        client.offload(vjp, key).wait()
         return y
 
     with pytest.raises(LeafUnavailable, match=r"args\[0\] is being traced.*offload it outside"):
@@ -48,7 +48,7 @@ def test_an_abstract_leaf_is_named_at_the_call(client: rc.Client, key: str | Non
     """A VJP object of shapes alone has nothing to store."""
     vjp: Any = jax.eval_shape(lambda w, x: jax.vjp(layer, w, x)[1], matrix(), ramp())
     with pytest.raises(LeafUnavailable, match=r"args\[0\] is a ShapeDtypeStruct and not an array"):
-        client.offload(vjp, key)
+        client.offload(vjp, key).wait()
 
 
 def test_an_unreduced_leaf_is_named_at_the_call(client: rc.Client) -> None:
@@ -69,7 +69,7 @@ def test_an_unreduced_leaf_is_named_at_the_call(client: rc.Client) -> None:
         vjp: Any = jax.jit(lambda a, b: jax.vjp(summed, a, b)[1])(a, b)
         for key in (None, "run/unreduced"):
             with pytest.raises(LeafUnavailable, match=r"opaque_residuals\[0\]"):
-                client.offload(vjp, key)
+                client.offload(vjp, key).wait()
 
 
 def test_a_numpy_buffer_that_changes_after_the_offload_changes_nothing(any_client: rc.Client) -> None:
@@ -104,11 +104,11 @@ def test_a_restored_array_is_not_an_alias_of_what_is_stored(any_client: rc.Clien
 def test_a_restored_array_outlives_what_is_stored(any_client: rc.Client) -> None:
     """When the bundle is deleted and others take its memory, arrays that were restored from it keep their values."""
     forward = jax.jit(lambda z: jax.vjp(lambda z: z * z, z)[1])
-    any_client.offload(forward(jnp.arange(4096.0)), "test/first")
+    any_client.offload(forward(jnp.arange(4096.0)), "test/first").wait()
     restored = any_client.restore("test/first")
     any_client.store.delete("test/first")
     for number in range(8):
-        any_client.offload(forward(jnp.full(4096, 7.0).at[0].set(number)), f"test/{number}")
+        any_client.offload(forward(jnp.full(4096, 7.0).at[0].set(number)), f"test/{number}").wait()
     assert restored(jnp.ones(4096))[0][5] == 10.0
 
 
@@ -117,7 +117,7 @@ def test_only_a_vjp_object_is_taken(client: rc.Client) -> None:
     vjp: Any = jax.vjp(jnp.sin, ramp())[1]
     for wrong in (jnp.sin, ramp(), (vjp,), tree_leaves(vjp), vjp.with_refs(jax.ad.GradValue())):
         with pytest.raises(TypeError, match=f"and this is a {type(wrong).__name__}"):
-            client.offload(wrong)
+            client.offload(wrong).wait()
 
 
 def test_a_ref_argument_works_from_its_handle_and_nowhere_else(client: rc.Client) -> None:

@@ -133,4 +133,4 @@ class Offloaded:
         return vjp
 
     def drop(self, held: Handle) -> None:
-        self._client.store.delete(held.key)
+        self._client.delete(held)

@@ -1,0 +1,184 @@
+"""Transfers: what goes on between a client and its store, mostly in other threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from residual_client.farewell import Farewell
+from residual_client.handle import Handle
+from residual_client.jax_compat import release_dead_arrays
+from residual_client.motion import Motion
+from residual_client.offload import Draft, Terms
+from residual_client.prefetch import Prefetch
+from residual_client.program import Program
+from residual_client.program_cache import ProgramCache
+from residual_client.room import Room, WhenFull
+from residual_client.snapshot import snapshot_nbytes, take_snapshot
+from residual_client.staging import Staging
+from residual_client.transfer import Residual
+from residual_client.upload import Progress, Upload
+from residual_client.uploads import Uploads
+from residual_client.workers import Workers
+from residual_store.bundle import Bundle
+from residual_store.errors import BundleReplaced, DataLoss, NotFound
+from residual_store.manifest import Manifest
+from residual_store.segments import SegmentPool
+from residual_store.stat import digest_of_manifest
+from residual_store.store import Store
+
+__all__ = ["Transfers"]
+
+
+class Transfers:
+    """Uploads, prefetch and all other ways to the store of one client, within the limits of the store's settings."""
+
+    def __init__(
+        self, store: Store, *, staging: Staging, programs: ProgramCache, when_full: WhenFull
+    ) -> None:
+        settings = store.settings
+        self._store = store
+        self._staging = staging
+        self._programs = programs
+        self._motion = Motion(limit=settings.stall_seconds)
+        workers = Workers(most=settings.transfer_threads)
+        self._uploads = Uploads(
+            workers,
+            Room(self._motion, settings, when_full=when_full),
+            motion=self._motion,
+            delete=store.delete,
+            farewell=Farewell(self._motion, seconds=settings.exit_seconds),
+        )
+        self._prefetch = Prefetch(
+            workers,
+            motion=self._motion,
+            get=store.get,
+            most=min(settings.prefetch_bytes, settings.host_budget // 4),
+        )
+        # Restored arrays may stand on a snapshot that is stored by now, so there is more than what is in flight.
+        self._pool = SegmentPool(
+            total=2 * settings.max_inflight_bytes,
+            smallest=settings.pooled_bytes,
+            idle_seconds=settings.segment_idle_seconds,
+        )
+
+    def begin(self) -> None:
+        """Before every call: raise `RequestRefused` in a forked process, and let go of what nobody refers to any more.
+
+        That is memory under dead arrays, and scratch bundles whose handles are gone; these are deleted in the background.
+        """
+        self._motion.check_process()
+        release_dead_arrays()
+        self._uploads.sweep()
+
+    # To the store
+
+    def take(
+        self,
+        manifest: Manifest,
+        residuals: Sequence[Residual],
+        program: Program | None,
+        terms: Terms,
+        *,
+        named: bool,
+        progress: Progress | None,
+    ) -> Upload:
+        """Take the bytes of residuals that have been checked, and have them stored."""
+        nbytes = snapshot_nbytes(residuals)
+        with self._uploads.room(terms.key, nbytes):
+            snapshot = take_snapshot(residuals, self._staging, self._pool)
+            draft = Draft(manifest=manifest, snapshot=snapshot, program=program, terms=terms)
+            upload = Upload(
+                terms.key,
+                named=named,
+                nbytes=nbytes,
+                encode=draft.bundle,
+                put=partial(draft.put, self._store, self._programs),
+                motion=self._motion,
+                progress=progress,
+            )
+            self._prefetch.drop(terms.key)
+            self._uploads.start(upload)
+        return upload
+
+    def noted(self, handle: Handle) -> Handle:
+        """The same handle, which may be wanted when those after it have been restored."""
+        self._prefetch.arrived(handle)
+        return handle
+
+    def forget(self, upload: Upload) -> None:
+        """What a finalizer of a scratch handle calls."""
+        self._uploads.forget(upload)
+
+    def delete(self, source: Handle | str) -> None:
+        """Delete a bundle, whether it is stored already or not."""
+        self.begin()
+        key = source.key if isinstance(source, Handle) else source
+        self._prefetch.drop(key)
+        if isinstance(source, Handle) and source.scratch and source.local and source.local.upload.pending:
+            self._uploads.forget(source.local.upload)
+            self._uploads.sweep()
+            return
+        self._uploads.withdraw(key)
+        with contextlib.suppress(NotFound):
+            self._store.delete(key)
+
+    def flush(self) -> None:
+        """Wait for all uploads, as `Uploads.flush` does."""
+        self._motion.check_process()
+        self._uploads.flush()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process of the client, and not one that was forked from it."""
+        return self._motion.is_here
+
+    def close(self) -> None:
+        """Wait for what is to stay, and let go of the rest, as `Uploads.finish` does."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._pool.close)
+            stack.callback(self._prefetch.clear)
+            self._uploads.finish()
+
+    # From the store
+
+    def bundle(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
+        """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
+        self.begin()
+        if isinstance(source, str):
+            return source, self._stored(source, wait)
+        bundle = self._in_memory(source)
+        if bundle is None:
+            bundle = self._stored(source.key, wait)
+            if digest_of_manifest(bundle.manifest) != source.digest:
+                raise BundleReplaced(
+                    f"the bundle {source.key!r} was replaced after this handle was made; use the key if the new one is wanted",
+                    key=source.key,
+                )
+        self.prefetch(self._prefetch.before(source))
+        return source.key, bundle
+
+    def _in_memory(self, handle: Handle) -> Bundle | None:
+        """The bundle of a handle that is not stored yet, or was fetched before; raises why it was not stored, if so."""
+        if handle.local is not None:
+            bundle = handle.local.upload.bundle()
+            if bundle is not None:
+                return bundle
+            handle.wait()
+        return self._prefetch.take(handle)
+
+    def _stored(self, key: str, wait: float) -> Bundle:
+        self._uploads.settle(key)
+        bundle = self._store.get(key, wait=wait)
+        if bundle.manifest.key not in (None, key):
+            raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
+        return bundle
+
+    def prefetch(self, handles: Iterable[Handle]) -> None:
+        """Fetch bundles in the background, as far as there is room; those that are not stored are in memory already."""
+        self._motion.check_process()
+        self._prefetch.want((handle for handle in handles if handle.state == "stored"), self._nbytes)
+
+    def _nbytes(self, handle: Handle) -> int:
+        return self._store.stat(handle.key).nbytes if handle.local is None else handle.wait().nbytes
