@@ -14,7 +14,9 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
+from residual_client import transforms
 from residual_client.backward import Backward, Call, load_program
+from residual_client.depot import Depot
 from residual_client.handle import Handle, Local
 from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
@@ -76,6 +78,7 @@ class Client(ClosedAtExit):
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()
         self._has_scratch = False
+        self.depot = Depot(store, prefix=f"{self._scratch}/offloaded")
         self._dead: deque[str] = deque()
 
     def __repr__(self) -> str:
@@ -85,7 +88,7 @@ class Client(ClosedAtExit):
         """Delete this client's scratch bundles and release the store; a server that is gone forgets them by their lease."""
         try:
             with contextlib.suppress(StoreUnavailable):
-                if self._has_scratch:
+                if self._has_scratch or self.depot.waiting:
                     self.store.delete_prefix(f"{self._scratch}/")
         finally:
             self.store.close()
@@ -230,6 +233,11 @@ class Client(ClosedAtExit):
         """
         with contextlib.suppress(NotFound):
             self.store.delete(source.key if isinstance(source, Handle) else source)
+
+    # Functions with the store inside
+
+    fwd_and_bwd = transforms.fwd_and_bwd
+    offloaded = transforms.offloaded
 
     # The source-free backward
 

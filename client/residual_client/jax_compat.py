@@ -6,15 +6,19 @@ Checked against jax 0.11.2 and 0.12.0.1; the tests run on the lowest and on the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 from jax import export
 from jax._src import api as _api
 from jax._src import array as _array
+from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src import effects as _effects
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import _convert_element_type
@@ -26,9 +30,12 @@ __all__ = [
     "Linearized",
     "NotNeeded",
     "NotSaveable",
+    "ResidualEffect",
     "TreeDef",
     "children_of",
+    "emit_host_call",
     "host_callbacks",
+    "impure",
     "is_fresh",
     "is_ref",
     "is_sentinel",
@@ -207,3 +214,51 @@ def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:
             yield getattr(callback, "callback_func", callback), operands
         for inner in _core.jaxprs_in_params(equation.params):
             yield from host_callbacks(inner)
+
+
+class ResidualEffect(_effects.Effect):
+    """What JAX names when it refuses a function that calls the host; JAX prints it in its own error."""
+
+    def __repr__(self) -> str:
+        return (
+            "residuals in a store; write client.offloaded(jax.checkpoint(f)) "
+            "instead of jax.checkpoint(client.offloaded(f))"
+        )
+
+
+for _allowed in (_effects.lowerable_effects, _effects.control_flow_allowed_effects):
+    _allowed.add_type(ResidualEffect)
+
+
+def impure(primitive: Any, results: Callable[..., Sequence[Any]]) -> None:
+    """Make calls of ``primitive``, whose abstract results are ``results``, such that JAX neither drops nor merges them.
+
+    JAX's own effect stands beside ours because `jax.vmap` of `jax.lax.cond` refuses no other.
+    """
+    both = {_callback._IOEffect, ResidualEffect()}
+    primitive.def_impl(partial(_dispatch.apply_primitive, primitive))
+    primitive.def_effectful_abstract_eval(lambda *operands, **params: (results(*operands, **params), both))
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def emit_host_call(
+    ctx: Any, function: Callable[..., Sequence[Any]], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Lower a call of ``function``, which gets numpy arrays and returns numpy arrays.
+
+    `jax.experimental.io_callback` would put the operands onto a device again, inside of the callback.
+    Inside of `jax.jit` over several devices the call is made once, on the first of them, and inside of `jax.shard_map`
+    once on each.
+    """
+    results, _, _ = _callback.emit_python_callback(
+        ctx,
+        function,
+        None,
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=False,
+        sharding=_callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
+    )
+    return results
