@@ -121,7 +121,7 @@ class Depot:
 
     def _forget_expired(self) -> None:
         now = time.monotonic()
-        for number, deadline in list(itertools.takewhile(lambda one: one[1] < now, self._waiting.items())):
+        for number in [number for number, deadline in self._waiting.items() if deadline < now]:
             del self._waiting[number]
             self._expired += 1
 
@@ -192,9 +192,10 @@ class Fetch:
         """What the tickets' positions in the stored batch stand for; an array without the batch has 1 in its place."""
         ranks = [array.ndim - len(leaf.shape) for array, leaf in zip(arrays, self.leaves, strict=True)]
         batch = np.broadcast_shapes(*[array.shape[:rank] for array, rank in zip(arrays, ranks, strict=True)])
-        whole = np.array_equal(positions, np.arange(math.prod(batch)))
+        count = math.prod(batch)
+        whole = np.array_equal(positions, np.arange(count))
         selected = []
         for array, leaf, result in zip(arrays, self.leaves, self.results, strict=True):
-            rows = np.broadcast_to(array, (*batch, *leaf.shape)).reshape(-1, *leaf.shape)
+            rows = np.broadcast_to(array, (*batch, *leaf.shape)).reshape(count, *leaf.shape)
             selected.append((rows if whole else rows[positions]).reshape(result.shape))
         return selected

@@ -41,7 +41,8 @@ def host_call(function: HostFunction, *operands: jax.Array) -> list[jax.Array]:
     Raises TypeError when it is differentiated.
     """
     results: list[jax.Array] = _host_call_p.bind(*operands, function=function)
-    return results
+    # Over several devices XLA cannot partition what uses two or more results of a host call directly.
+    return list(jax.lax.optimization_barrier(results)) if len(results) > 1 else results
 
 
 _host_call_p = Primitive("residual_host_call")
@@ -71,11 +72,16 @@ def _batched(
     return results, [0] * len(results)
 
 
+def _called(*operands: Any, function: HostFunction) -> list[jax.Array]:
+    return [jax.numpy.array(result) for result in function(*map(np.asarray, operands))]
+
+
 def _lowered(ctx: Any, *operands: Any, function: HostFunction) -> Sequence[Any]:
     return emit_host_call(ctx, lambda *arrays: tuple(function(*map(np.asarray, arrays))), operands)
 
 
 impure(_host_call_p, _results)
+_host_call_p.def_impl(_called)
 ad.primitive_jvps[_host_call_p] = _jvp
 batching.primitive_batchers[_host_call_p] = _batched
 mlir.register_lowering(_host_call_p, _lowered, cacheable=False)

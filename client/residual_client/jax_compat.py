@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import core as _core
-from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
@@ -25,6 +23,7 @@ from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
 from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.extend.core import Primitive
 
 __all__ = [
     "Linearized",
@@ -43,6 +42,7 @@ __all__ = [
     "key_impl",
     "linearized",
     "node_of",
+    "of_type",
     "operation_text",
     "relabelled",
     "release_dead_arrays",
@@ -216,6 +216,17 @@ def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:
             yield from host_callbacks(inner)
 
 
+def of_type(array: jax.Array, aval: Any) -> jax.Array:
+    """The same values with the weak type, the explicit sharding and the variation over manual mesh axes of ``aval``."""
+    if aval.weak_type:
+        array = with_weak_type(array, True)
+    if varying := tuple(aval.manual_axis_type.varying):
+        array = jax.lax.pcast(array, varying, to="varying")
+    if any(axis is not None for axis in aval.sharding.spec):
+        array = jax.sharding.reshard(array, aval.sharding)
+    return array
+
+
 class ResidualEffect(_effects.Effect):
     """What JAX names when it refuses a function that calls the host; JAX prints it in its own error."""
 
@@ -230,15 +241,13 @@ for _allowed in (_effects.lowerable_effects, _effects.control_flow_allowed_effec
     _allowed.add_type(ResidualEffect)
 
 
-def impure(primitive: Any, results: Callable[..., Sequence[Any]]) -> None:
+def impure(primitive: Primitive, results: Callable[..., Sequence[Any]]) -> None:
     """Make calls of ``primitive``, whose abstract results are ``results``, such that JAX neither drops nor merges them.
 
     JAX's own effect stands beside ours because `jax.vmap` of `jax.lax.cond` refuses no other.
     """
     both = {_callback._IOEffect, ResidualEffect()}
-    primitive.def_impl(partial(_dispatch.apply_primitive, primitive))
     primitive.def_effectful_abstract_eval(lambda *operands, **params: (results(*operands, **params), both))
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def emit_host_call(

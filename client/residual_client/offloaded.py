@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
-from residual_client.depot import TICKET, Depot, Fetch, Place, Stow
+from residual_client.depot import Depot, Fetch, Place, Stow
 from residual_client.host_call import host_call
 from residual_client.jax_compat import TreeDef, children_of, linearized
 from residual_client.passage import Passage
@@ -53,7 +52,9 @@ def differentiable(
             *[saveable_args is not False] * len(tree_leaves(kwargs)),
             *[False] * len(captured),
         ]
-        call = _Call(fun, traced.jaxpr, tree_structure(shape), saveable, depot, longest_path)
+        # A value that JAX differentiates is always a tracer.
+        moving = tree_map(lambda leaf: isinstance(leaf, jax.core.Tracer), (*primals, kwargs, captured))
+        call = _Call(fun, traced.jaxpr, tree_structure(shape), saveable, moving, depot, longest_path)
         function = jax.custom_vjp(call.primal)
         function.defvjp(call.forward, call.backward)
         return function(primals, kwargs, captured)
@@ -87,15 +88,15 @@ def _per_argument(saveable: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _flags(saveable: Any, tree: TreeDef) -> list[bool]:
-    """One flag per leaf from what `jax.vjp` takes as ``saveable_args``: a bool, or a tuple of as many as there are children."""
+    """One flag per leaf from what `jax.vjp` takes as ``saveable_args``: a bool, or a container of as many as there are children."""
     if isinstance(saveable, bool):
         return [saveable] * tree.num_leaves
-    children = children_of(tree)
-    if not isinstance(saveable, tuple | list) or len(saveable) != len(children):
+    entries, children = tree_leaves(saveable, is_leaf=lambda one: one is not saveable), children_of(tree)
+    if len(entries) != len(children):
         raise TypeError(
             f"saveable_args has {saveable!r} where the arguments have {tree}; give a bool or one entry each"
         )
-    return list(chain.from_iterable(map(_flags, saveable, children)))
+    return list(chain.from_iterable(map(_flags, entries, children)))
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class _Call:
         jaxpr: Any,
         out_tree: TreeDef,
         saveable: Sequence[bool],
+        moving: Any,
         depot: Depot,
         longest_path: int,
     ) -> None:
@@ -131,6 +133,7 @@ class _Call:
         self._jaxpr = jaxpr
         self._out_tree = out_tree
         self._saveable = saveable
+        self._moving = moving
         self._depot = depot
         self._longest_path = longest_path
         self._known: _Plan | None = None
@@ -184,7 +187,7 @@ class _Call:
         def positional(*primals: Any) -> Any:
             return self.primal(primals[:-2], *primals[-2:])
 
-        return jax.vjp(positional, *args, kwargs, captured)
+        return jax.vjp(positional, *args, kwargs, captured, in_nzs=self._moving)
 
     def _planned(self, program: ClosedJaxpr, vjp: Any) -> _Plan:
         saved = program.jaxpr.outvars[self._out_tree.num_leaves :]
@@ -206,7 +209,7 @@ class _Call:
             leaves=leaves,
             carried=[operands[one] for one in carried],
             stored=kept,
-            passages=tuple(Passage.of(saved[index].aval) for index in kept),
+            passages=tuple(Passage.of(saved[index].aval, residuals[index].path) for index in kept),
             places=tuple(Place(residuals[index].channel, residuals[index].path) for index in kept),
         )
 

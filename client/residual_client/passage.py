@@ -8,16 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from residual_client.jax_compat import key_impl, with_weak_type
+from residual_client.jax_compat import key_impl, of_type
+from residual_store.errors import LeafUnavailable
 
 __all__ = ["Passage"]
+
+_UNKNOWN_TO_XLA = ("float6_e2m3fn", "float6_e3m2fn")
 
 
 @dataclass(frozen=True)
 class Passage:
     """An array of the abstract value ``aval``, which travels with the shape and dtype ``host``.
 
-    >>> passage = Passage.of(jax.typeof(jnp.ones(3)))
+    >>> passage = Passage.of(jax.typeof(jnp.ones(3)), "h")
     >>> passage.back(passage.out(jnp.ones(3)))
     Array([1., 1., 1.], dtype=float32)
     """
@@ -26,8 +29,13 @@ class Passage:
     host: jax.ShapeDtypeStruct
 
     @classmethod
-    def of(cls, aval: Any) -> Passage:
-        """The passage of arrays with this abstract value."""
+    def of(cls, aval: Any, path: str) -> Passage:
+        """The passage of arrays with this abstract value; raises `LeafUnavailable`, which names ``path``."""
+        if str(aval.dtype) in _UNKNOWN_TO_XLA:
+            raise LeafUnavailable(
+                f"{path} is {aval.dtype}, which XLA hands to no host function; keep it in another dtype",
+                leaf=path,
+            )
         host = jax.eval_shape(_out, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         return cls(aval, host)
 
@@ -40,9 +48,7 @@ class Passage:
         array = host
         if jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key):
             array = jax.random.wrap_key_data(host, impl=key_impl(self.aval.dtype))
-        if self.aval.weak_type:
-            array = with_weak_type(array, True)
-        return array
+        return of_type(array, self.aval)
 
 
 def _out(array: Any) -> jax.Array:
