@@ -10,6 +10,7 @@ import itertools
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -56,7 +57,7 @@ class Depot:
         self._prefix = prefix
         self._ttl = store.settings.scratch_ttl_seconds
         self._numbers = itertools.count()
-        self._waiting: dict[int, float] = {}
+        self._waiting = OrderedDict[int, float]()
         self._lock = threading.Lock()
         self._expired = 0
 
@@ -121,8 +122,8 @@ class Depot:
 
     def _forget_expired(self) -> None:
         now = time.monotonic()
-        for number in [number for number, deadline in self._waiting.items() if deadline < now]:
-            del self._waiting[number]
+        while self._waiting and next(iter(self._waiting.values())) < now:
+            self._waiting.popitem(last=False)
             self._expired += 1
 
 

@@ -110,7 +110,8 @@ def fwd_and_bwd(
             return fun(*whole, **kwargs)
 
         primals = [args[position] for position in positions]
-        return jax.vjp(partial, *primals, has_aux=has_aux, saveable_args=saveable_args)
+        make: Any = jax.vjp
+        return make(partial, *primals, has_aux=has_aux, saveable_args=saveable_args)
 
     def apply(f_vjp: Any, outgrad: Any) -> Any:
         gradients = f_vjp(outgrad)
