@@ -91,9 +91,8 @@ class Depot:
         )
         manifest = Manifest(key=key, leaves=leaves, created=time.time(), function=function)
         bundle = Bundle.encoded(manifest, list(arrays), identities=list(range(len(arrays))))
-        with _about(
-            key, function, f"its {len(arrays)} residuals, from {places[0].path} on, cannot be stored"
-        ):
+        what = f"{places[0].path} and what comes after it ({len(places)} leaves) cannot be stored"
+        with _about(key, function, what):
             self._store.put(key, bundle, durability="host", ttl=self._ttl)
         with self._lock:
             self._forget_expired()
