@@ -19,7 +19,8 @@ except ModuleNotFoundError as error:
 from residual_client.adjoint import EagerAdjoint, eager_adjoint
 from residual_client.adjoint_requests import serve_adjoints
 from residual_client.backward import Backward
-from residual_client.client import Client, connect
+from residual_client.client import Client
+from residual_client.connection import connect
 from residual_client.dependence import cotangent_depends_on_primal
 from residual_client.explain import explain
 from residual_client.explanation import Explanation

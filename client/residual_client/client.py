@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,9 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
+from residual_client import transforms
 from residual_client.backward import Backward, Call, load_program
+from residual_client.depot import Depot
 from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
@@ -34,39 +35,15 @@ from residual_store.errors import LeafUnavailable, NotFound, ProgramUnavailable,
 from residual_store.key import check_key
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
-from residual_store.settings import Settings
-from residual_store.store import Durability, IfExists, Store, open_store
+from residual_store.store import Durability, IfExists, Store
 
-__all__ = ["Client", "connect"]
-
-
-def connect(
-    url: str | None = None,
-    *,
-    token: str | None = None,
-    settings: Settings | None = None,
-    when_full: WhenFull = "wait",
-) -> Client:
-    """A client of the store at ``url``.
-
-    ``http://``, ``https://`` and ``unix://`` reach a server; ``memory://``, ``file:///path`` and any other tensorstore
-    URL open the engine in this process.
-    The defaults are ``$RESIDUAL_STORE_URL``, else ``memory://``, and ``$RESIDUAL_STORE_TOKEN``.
-    ``when_full`` says what `Client.offload` does when `max_inflight_bytes` are not stored yet: wait, or raise `Busy`.
-
-    >>> connect("memory://").store.url
-    'memory://'
-    """
-    url = url or os.environ.get("RESIDUAL_STORE_URL") or "memory://"
-    if token is None and url.partition("://")[0] in ("http", "https", "unix"):
-        token = os.environ.get("RESIDUAL_STORE_TOKEN")
-    return Client(open_store(url, token=token, settings=settings), when_full=when_full)
+__all__ = ["Client"]
 
 
 class Client(ClosedAtExit):
     """JAX in front of a store; safe to use from several threads.
 
-    >>> with connect("memory://") as client:
+    >>> with Client(open_store("memory://")) as client:
     ...     y, f_vjp = jax.vjp(jnp.sin, jnp.ones(2))
     ...     client.offload(f_vjp).wait().leaves
     1
@@ -83,6 +60,7 @@ class Client(ClosedAtExit):
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._numbers = itertools.count()
         self._has_scratch = False
+        self.depot = Depot(store, prefix=f"{self._scratch}/offloaded")
 
     def __repr__(self) -> str:
         return f"Client({self.store.url!r})"
@@ -111,7 +89,7 @@ class Client(ClosedAtExit):
 
     def _delete_scratch(self) -> None:
         with contextlib.suppress(StoreUnavailable):
-            if self._has_scratch:
+            if self._has_scratch or self.depot.waiting:
                 self.store.delete_prefix(f"{self._scratch}/")
 
     # Offload
@@ -254,6 +232,11 @@ class Client(ClosedAtExit):
         >>> client.delete(handle)
         """
         self._transfers.delete(source)
+
+    # Functions with the store inside
+
+    fwd_and_bwd = transforms.fwd_and_bwd
+    offloaded = transforms.offloaded
 
     # The source-free backward
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,9 @@ import jax
 from jax import export
 from jax._src import api as _api
 from jax._src import array as _array
+from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
@@ -24,15 +26,18 @@ from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
 from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.extend.core import Primitive
 
 __all__ = [
     "Linearized",
     "NotNeeded",
     "NotSaveable",
+    "ResidualEffect",
     "ResidualInputs",
     "TreeDef",
-    "children_of",
+    "emit_host_call",
     "host_callbacks",
+    "impure",
     "inner_jaxpr",
     "inputs_read",
     "is_fresh",
@@ -42,7 +47,6 @@ __all__ = [
     "is_vjp",
     "key_impl",
     "linearized",
-    "node_of",
     "operation_text",
     "relabelled",
     "release_dead_arrays",
@@ -171,18 +175,6 @@ def is_ref(value: Any) -> bool:
         return False
 
 
-def node_of(treedef: TreeDef) -> tuple[type, Any] | None:
-    """The type and static data of the root of a treedef, or None for a leaf."""
-    root: tuple[type, Any] | None = treedef.node_data()
-    return root
-
-
-def children_of(treedef: TreeDef) -> Sequence[TreeDef]:
-    """The treedefs of the children of the root."""
-    children: Sequence[TreeDef] = treedef.children()
-    return children
-
-
 def trace_state_clean() -> bool:
     """Whether JAX traces no function in this thread just now."""
     return bool(_core.trace_state_clean())
@@ -262,3 +254,49 @@ def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:
             yield getattr(callback, "callback_func", callback), operands
         for inner in _core.jaxprs_in_params(equation.params):
             yield from host_callbacks(inner)
+
+
+class ResidualEffect(_effects.Effect):
+    """What JAX names when it refuses a function that calls the host; JAX prints it in its own error."""
+
+    def __repr__(self) -> str:
+        return (
+            "residuals in a store; write client.offloaded(jax.checkpoint(f)) "
+            "instead of jax.checkpoint(client.offloaded(f))"
+        )
+
+
+for _allowed in (_effects.lowerable_effects, _effects.control_flow_allowed_effects):
+    _allowed.add_type(ResidualEffect)
+
+
+def impure(primitive: Primitive, results: Callable[..., Sequence[Any]]) -> None:
+    """Make calls of ``primitive``, whose abstract results are ``results``, such that JAX neither drops nor merges them.
+
+    JAX's own effect stands beside ours because `jax.vmap` of `jax.lax.cond` refuses no other.
+    """
+    both = {_callback._IOEffect, ResidualEffect()}
+    primitive.def_effectful_abstract_eval(lambda *operands, **params: (results(*operands, **params), both))
+
+
+def emit_host_call(
+    ctx: Any, function: Callable[..., Sequence[Any]], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Lower a call of ``function``, which gets numpy arrays and returns numpy arrays.
+
+    `jax.experimental.io_callback` would put the operands onto a device again, inside of the callback.
+    Inside of `jax.jit` over several devices the call is made once, on the first of them, and inside of `jax.shard_map`
+    once on each.
+    """
+    results, _, _ = _callback.emit_python_callback(
+        ctx,
+        function,
+        None,
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=False,
+        sharding=_callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
+    )
+    return results

@@ -17,10 +17,19 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_leaves_with_path, tree_structure
 
-from residual_client.jax_compat import TreeDef, children_of, is_sentinel, node_of
+from residual_client.jax_compat import TreeDef, is_sentinel
 from residual_store.tree import Node, arity, leaf_count, split
 
-__all__ = ["argument_paths", "build", "describe", "difference", "leaves_of", "mirrors"]
+__all__ = [
+    "argument_paths",
+    "build",
+    "children_of",
+    "describe",
+    "difference",
+    "leaves_of",
+    "mirrors",
+    "node_of",
+]
 
 _LONGEST_STATIC = 500
 _DEEPEST_STATIC = 20
@@ -259,3 +268,15 @@ def mirrors(args_res: Any, in_tree: TreeDef) -> str | None:
 def leaves_of(tree: Any) -> list[Any]:
     """The leaves of a tree in which sentinels are leaves too."""
     return jax.tree_util.tree_leaves(tree, is_leaf=is_sentinel)
+
+
+def node_of(treedef: TreeDef) -> tuple[type, Any] | None:
+    """The type and static data of the root of a treedef, or None for a leaf."""
+    root: tuple[type, Any] | None = treedef.node_data()
+    return root
+
+
+def children_of(treedef: TreeDef) -> Sequence[TreeDef]:
+    """The treedefs of the children of the root."""
+    children: Sequence[TreeDef] = treedef.children()
+    return children

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from residual_client.client import Client, connect
+from residual_client.client import Client
+from residual_client.connection import connect
 from residual_client.demo.bits import same_bits
 
 __all__ = ["STAGE", "Answer", "Way", "answer"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from residual_client.client import Client, connect
+from residual_client.client import Client
+from residual_client.connection import connect
 from residual_client.demo.elsewhere import STAGE, Answer
 from residual_client.demo.exchange import ask, post
 from residual_client.demo.figures import Figures

@@ -1,0 +1,354 @@
+"""`Client.offloaded`: the gradient is that of the plain function wherever JAX allows it, memory falls, nothing stays behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import tree_leaves, tree_structure
+
+import residual_client as rc
+from tests.cases import CASES
+from tests.client.direct import close, direct
+from tests.servers import Server, running_server, until
+
+type Function = Callable[..., Any]
+
+# What a trace of the function itself cannot do, with or without a store, and what leaves tangents out.
+_UNTRACEABLE = ("vjp_python_branch_positive", "vjp_python_branch_negative")
+_PARTIAL = ("vjp_in_nzs", "vjp_in_nzs_all_zero")
+_REFUSED = ("dtype_float6_e2m3fn", "dtype_float6_e3m2fn")
+_OTHERS = [name for name in CASES if name not in (*_UNTRACEABLE, *_PARTIAL, *_REFUSED)]
+
+W = jnp.linspace(-1, 1, 64).reshape(8, 8)
+x = jnp.linspace(0, 1, 32).reshape(4, 8)
+
+
+def layer(W: jax.Array, x: jax.Array) -> jax.Array:  # noqa: N803 - as in the formulas
+    return jnp.tanh(x @ W) * jnp.cos(x)
+
+
+def gradient(f: Function) -> Function:
+    """The gradient of a loss over ``f``, in both arguments."""
+    return jax.grad(lambda W, x: jnp.sum(f(W, x) ** 2), argnums=(0, 1))  # noqa: N803
+
+
+def scanned(f: Function) -> Function:
+    """Three layers of ``f`` with equal weights."""
+    return lambda W, x: jax.lax.scan(lambda x, _: (f(W, x), None), x, None, length=3)[0]  # noqa: N803
+
+
+def mapped(f: Function) -> Function:
+    """``f`` over the rows of x."""
+    return jax.vmap(f, (None, 0))
+
+
+def chosen(f: Function) -> Function:
+    """``f`` in one of two ways, by a value."""
+    return lambda W, x: jax.lax.cond(  # noqa: N803
+        x.ravel()[0] < 0.5, lambda: f(W, x), lambda: f(W * 2, x * x)
+    )
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Equal in structure, dtype and shape, and in values up to 1e-6 of the largest."""
+    assert tree_structure(one) == tree_structure(other)
+    for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(np.max(np.abs(b))))
+
+
+def left_in(client: rc.Client) -> int:
+    """How many bundles are in a store of which the client knows that it is its own."""
+    return len(client.store.list(prefix="scratch/").entries) + client.depot.waiting
+
+
+@pytest.fixture
+def off(client: rc.Client) -> Function:
+    """The layer with its residuals in a store and its weights outside."""
+    return client.offloaded(layer, saveable_args=(False, True))
+
+
+# The gradient
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_every_case_has_its_gradient(name: str, client: rc.Client) -> None:
+    """Every function of the conformance suite has the gradient that it has without a store, and leaves nothing behind."""
+    if reason := CASES[name]().missing_on(jax.__version__):
+        pytest.skip(reason)
+    known = direct(name)
+    fn = known.case.fn if not known.case.has_aux else lambda *args: known.case.fn(*args)[0]
+    stored = client.offloaded(fn, saveable_args=known.case.saveable_args)
+    with known.case.context():
+        gradients = jax.jit(lambda *args: jax.vjp(stored, *args)[1](known.cotangent))(*known.case.args)
+        assert tree_structure(gradients) == tree_structure(known.jitted)
+        for one, other in zip(tree_leaves(gradients), tree_leaves(known.jitted), strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert close(gradients, known.jitted)
+    assert left_in(client) == 0
+
+
+_WITHIN: dict[str, tuple[Callable[[Function], Function], Any]] = {
+    "grad": (gradient, x),
+    "jit inside": (lambda f: gradient(jax.jit(f)), x),
+    "scan": (lambda f: gradient(scanned(f)), x),
+    "vmap of grad": (lambda f: mapped(gradient(f)), x),
+    "grad of vmap": (lambda f: gradient(mapped(f)), x),
+    "two vmaps": (lambda f: gradient(mapped(mapped(f))), x.reshape(2, 2, 8)),
+    "scan of vmap": (lambda f: gradient(scanned(mapped(f))), x),
+    "vmap of scan": (lambda f: gradient(mapped(scanned(f))), x),
+    "jacobian": (lambda f: jax.jacrev(mapped(f), argnums=(0, 1)), x),
+    "map": (lambda f: gradient(lambda *a: jax.lax.map(lambda row: f(a[0], row), a[1], batch_size=3)), x),
+    "cond": (lambda f: gradient(scanned(chosen(f))), x),
+    "vmap of cond": (lambda f: gradient(mapped(chosen(f))), x),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"), [*((name, True) for name in _WITHIN), ("grad", False), ("two vmaps", False)]
+)
+def test_it_works_within(name: str, jit: bool, off: Function, client: rc.Client) -> None:
+    """Inside of other transformations the gradient is that of the plain function, and nothing stays in the store."""
+    transform, values = _WITHIN[name]
+    one, other = transform(off), transform(layer)
+    if jit:
+        one, other = jax.jit(one), jax.jit(other)
+    assert_equal(one(W, values), other(W, values))
+    assert left_in(client) == 0
+
+
+def _twice(f: Function) -> Function:
+    return lambda W, x: f(W, f(W, x))  # noqa: N803
+
+
+@pytest.mark.parametrize("around", [jax.checkpoint, jax.jit, _twice])
+def test_it_works_around(around: Callable[[Function], Function], off: Function, client: rc.Client) -> None:
+    """Around `jax.checkpoint`, around `jax.jit`, and around a function that is offloaded itself."""
+    inner = off if around is _twice else layer
+    stored = client.offloaded(around(inner), saveable_args=(False, True))
+    assert_equal(jax.jit(gradient(stored))(W, x), jax.jit(gradient(around(layer)))(W, x))
+    assert left_in(client) == 0
+
+
+def test_arguments_of_every_kind(client: rc.Client) -> None:
+    """Static, integer, weak and key arguments, None, keywords, closed-over tracers, and several outputs."""
+
+    def model(steps: int, p: Any, rows: Any, scale: Any, key: Any, *, bias: Any = None, s: Any) -> Any:
+        h = jnp.take(p["w"], rows, axis=0).astype(jnp.bfloat16) * s
+        for _ in range(steps):
+            h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), jnp.tanh(h), 0) + (
+                0 if bias is None else bias
+            )
+        return {"h": h, "rows": rows + 1}, jnp.sum(h.astype(jnp.float32) * scale)
+
+    def loss(f: Function) -> Function:
+        def run(p: Any, scale: Any, outer: Any) -> Any:
+            def closed(p: Any, scale: Any) -> Any:
+                return model(2, p, jnp.array([1, 2]), scale * outer, jax.random.key(0), s=0.5)
+
+            first, total = f(closed)(p, scale)
+            again = client.offloaded(model, static_argnums=0) if f is client.offloaded else model
+            second, _ = again(1, p, np.array([0, 3]), 2.5, jax.random.key(1), s=scale)
+            return total + jnp.sum((first["h"] + second["h"]).astype(jnp.float32))
+
+        return jax.jit(jax.grad(run, argnums=(0, 1, 2)))
+
+    arguments = {"w": W}, jnp.float32(2), jnp.float32(3)
+    assert_equal(loss(client.offloaded)(*arguments), loss(lambda f: f)(*arguments))
+    assert left_in(client) == 0
+
+
+def test_one_function_differentiated_in_different_arguments(off: Function) -> None:
+    """Derivatives of one jitted function in other arguments, taken in turn, do not mix up what they saved."""
+    f = jax.jit(off)
+    y, in_weights = jax.vjp(lambda weights: f(weights, x), W)
+    _, in_values = jax.vjp(lambda values: f(W, values), x)
+    _, in_both = jax.vjp(f, W, x)
+    plain = jax.vjp(layer, W, x)[1](y)
+    assert_equal(in_both(y), plain)
+    assert_equal((*in_weights(y), *in_values(y)), plain)
+
+
+# Memory and bundles
+
+
+def _loss(f: Function, *, scan: bool) -> Function:
+    def unrolled(weights: Any, h: Any) -> Any:
+        for one in weights:
+            h = f(one, h)
+        return h
+
+    def rolled(weights: Any, h: Any) -> Any:
+        return jax.lax.scan(lambda h, one: (f(one, h), None), h, weights)[0]
+
+    run = rolled if scan else unrolled
+    return jax.jit(jax.value_and_grad(lambda weights, h: jnp.sum(run(weights, h) ** 2), argnums=(0, 1)))
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scan"])
+def test_a_deep_step_needs_a_fraction_of_the_memory(scan: bool, off: Function, client: rc.Client) -> None:
+    """At 12 layers XLA plans at most 40 % of the plain step's temporaries, and the gradient is the same."""
+    weights = 0.1 * jax.random.normal(jax.random.key(0), (12, 64, 64))
+    h = jax.random.normal(jax.random.key(1), (1024, 64))
+    plain, stored = (_loss(f, scan=scan).lower(weights, h).compile() for f in (layer, off))
+    assert stored.memory_analysis().temp_size_in_bytes <= 0.4 * plain.memory_analysis().temp_size_in_bytes
+    for _ in range(2):
+        assert_equal(stored(weights, h), plain(weights, h))
+        assert left_in(client) == 0
+
+
+def test_over_http_through_segments_and_without(mapped_server: Server) -> None:
+    """A server has the residuals between forward and backward, in shared memory or not, and nothing of them afterwards."""
+    for share in (0, 1):
+        settings = rc.Settings(share_segments=share, mapped_bytes=1)
+        with rc.connect(mapped_server.url, settings=settings) as client:
+            seen = []
+            stored = client.offloaded(layer)
+
+            def watched(W: Any, x: Any, stored: Function = stored, seen: list[Any] = seen) -> Any:  # noqa: N803
+                y, backward = jax.vjp(stored, W, x)
+                seen.extend(client.store.list(prefix="scratch/").entries)
+                return backward(y)
+
+            assert_equal(watched(W, x), jax.vjp(layer, W, x)[1](layer(W, x)))
+            assert [stat.leaves for stat in seen] == [6]
+            assert_equal(jax.jit(gradient(scanned(stored)))(W, x), jax.jit(gradient(scanned(layer)))(W, x))
+            assert left_in(client) == 0
+
+
+def test_a_forward_alone_stores_nothing(off: Function, client: rc.Client) -> None:
+    """A call that nobody differentiates does not touch the store."""
+    stored = jax.jit(off)(W, x), off(W, x), jax.jit(scanned(mapped(off)))(W, x)
+    plain = jax.jit(layer)(W, x), layer(W, x), jax.jit(scanned(mapped(layer)))(W, x)
+    assert_equal(stored, plain)
+    assert left_in(client) == 0
+
+
+def test_a_forward_without_its_backward_expires_and_is_counted() -> None:
+    """Its bundle is gone when the lease ends, the client counts it, and a backward that comes too late is refused."""
+    with rc.connect("memory://", settings=rc.Settings(scratch_ttl_seconds=0.2)) as client:
+        y, backward = jax.vjp(client.offloaded(jnp.sin), x)
+        assert client.depot.waiting == 1
+        until(lambda: client.depot.expired == 1)
+        assert left_in(client) == 0
+        with pytest.raises(rc.errors.NotFound, match="their lease has ended"):
+            backward(y)
+
+
+def test_what_waits_is_deleted_with_the_client(tmp_path: Any) -> None:
+    """A forward whose backward never ran leaves nothing in a store that outlives its client."""
+    with rc.connect(f"file://{tmp_path}") as client:
+        jax.vjp(client.offloaded(jnp.sin), x)
+        assert len(client.store.list(prefix="scratch/").entries) == 1
+    with rc.connect(f"file://{tmp_path}") as client:
+        assert left_in(client) == 0
+
+
+# Several devices
+
+
+@pytest.fixture
+def sharded() -> tuple[Any, Any, Any]:
+    """A mesh of four devices, the weights on all of them, and the values split between them."""
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+    return mesh, jax.device_put(W, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("i")))
+
+
+@pytest.mark.parametrize("inner", [lambda f: f, scanned], ids=["plain", "scan"])
+def test_sharded_arguments(inner: Function, off: Function, sharded: Any, client: rc.Client) -> None:
+    """With arguments on four devices the gradient is right, with XLA's choice of shardings and under jax.shard_map."""
+    mesh, weights, values = sharded
+    expected = jax.jit(gradient(inner(layer)))(weights, values)
+    assert_equal(jax.jit(gradient(inner(off)))(weights, values), expected)
+    for check in (True, False):
+        specs = {"in_specs": (P(), P("i")), "out_specs": P("i"), "check_vma": check}
+        one, other = (gradient(jax.shard_map(inner(f), mesh=mesh, **specs)) for f in (off, layer))
+        assert_equal(jax.jit(one)(weights, values), jax.jit(other)(weights, values))
+    assert left_in(client) == 0
+
+
+def test_each_device_has_residuals_of_its_own(sharded: Any, client: rc.Client) -> None:
+    """Under jax.shard_map each device stores its part, though all weights are equal and its ticket looks like any other."""
+    mesh, weights, values = sharded
+    f = jax.shard_map(
+        client.offloaded(layer), mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), check_vma=True
+    )
+    y, backward = jax.vjp(f, weights, values)
+    assert client.depot.waiting == 4
+    assert_equal(backward(y), jax.vjp(layer, weights, values)[1](y))
+    assert left_in(client) == 0
+
+
+# Refusals
+
+
+def test_checkpoint_around_it_says_to_turn_the_order_round(off: Function) -> None:
+    """JAX refuses to run a host call twice, and the error says what to write instead."""
+    with pytest.raises(NotImplementedError, match=re.escape("write client.offloaded(jax.checkpoint(f))")):
+        jax.jit(gradient(jax.checkpoint(off)))(W, x)
+
+
+def test_second_and_forward_derivatives_are_refused(off: Function) -> None:
+    """A second derivative would miss what went through the store, so there is none, and no forward mode."""
+    with pytest.raises(TypeError, match="once and in reverse mode only"):
+        jax.jit(jax.grad(lambda x: jnp.sum(gradient(off)(W, x)[0] ** 2)))(x)
+    with pytest.raises(TypeError, match="once and in reverse mode only"):
+        jax.hessian(lambda x: jnp.sum(off(W, x)))(x)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(off, (W, x), (W, x))
+
+
+def test_a_second_backward_is_refused(off: Function) -> None:
+    """The residuals are gone after the first, and the error says so."""
+    y, backward = jax.vjp(off, W, x)
+    backward(y)
+    with pytest.raises(rc.errors.NotFound, match="a backward has taken them already"):
+        backward(y)
+
+
+def test_what_no_host_call_can_carry_is_refused(client: rc.Client, off: Function) -> None:
+    """A float6 residual, a mutable reference, and a branch that depends on the element of a batch."""
+    known = direct(_REFUSED[0])
+    with pytest.raises(rc.errors.LeafUnavailable, match="float6_e2m3fn"):
+        jax.vjp(client.offloaded(known.case.fn), *known.case.args)
+    with pytest.raises(rc.errors.LeafUnavailable, match="mutable reference"):
+        client.offloaded(lambda r: r[...])(jax.new_ref(x))
+    with pytest.raises(NotImplementedError, match="vmap-of-cond"):
+        jax.jit(mapped(gradient(chosen(off))))(W, x)
+
+
+@pytest.mark.parametrize("saveable", [(True,), (True, (True, False))])
+def test_flags_that_do_not_fit_the_arguments_are_refused(saveable: Any, client: rc.Client) -> None:
+    """Flags for another number of arguments, or for parts of an argument that has none."""
+    with pytest.raises(TypeError, match="saveable_args"):
+        client.offloaded(layer, saveable_args=saveable)(W, x)
+
+
+def test_a_full_store_is_named_in_the_error() -> None:
+    """What the store raises comes out of the compiled step, with the key, the function and the leaf."""
+    with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
+        step = jax.jit(gradient(client.offloaded(layer)))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"offloaded/0' of layer: args\[0\]"):
+            jax.block_until_ready(step(W, jnp.ones((4096, 8))))
+        jax.block_until_ready(step(W, x))
+        assert left_in(client) == 0
+
+
+def test_a_server_that_is_gone_is_named_in_the_error() -> None:
+    """A step whose server has died between forward and backward fails, and does not hang."""
+    settings = rc.Settings(connect_seconds=0.5, attempts=1)
+    with running_server() as server, rc.connect(server.url, settings=settings) as client:
+        y, backward = jax.jit(lambda x: jax.vjp(client.offloaded(jnp.sin), x))(x)
+        jax.block_until_ready(y)
+        server.process.kill()
+        server.wait()
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)Unreachable.*offloaded/0' of sin"):
+            jax.block_until_ready(jax.jit(lambda f, y: f(y))(backward, y))
