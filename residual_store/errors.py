@@ -14,6 +14,7 @@
     │   ├── NotAcceptable              406  not-acceptable
     │   ├── AlreadyExists              409  already-exists
     │   ├── SegmentUnavailable         410  segment-unavailable
+    │   ├── LeafNotHeld                412  leaf-not-held
     │   ├── TooLarge                   413  too-large
     │   ├── UnsupportedMedia           415  unsupported-media
     │   ├── RangeNotSatisfiable        416  range-not-satisfiable
@@ -137,6 +138,12 @@ class SegmentUnavailable(RequestRefused):
     """A segment cannot be lent, or is lent no more; the bytes can always travel in the body."""
 
     code, status = "segment-unavailable", 410
+
+
+class LeafNotHeld(RequestRefused, LookupError):
+    """A bundle leaves out the bytes of a leaf that its run does not hold (any more); ``leaf`` names it."""
+
+    code, status = "leaf-not-held", 412
 
 
 class TooLarge(RequestRefused, ValueError):
