@@ -11,7 +11,7 @@ import re
 from residual_store.errors import InvalidKey, InvalidOption
 from residual_store.settings import Settings
 
-__all__ = ["check_fingerprint", "check_key", "check_prefix", "run_of"]
+__all__ = ["check_fingerprint", "check_key", "check_prefix", "check_run", "run_of"]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+:-]{0,127}")
 _RESERVED = frozenset({"leaves", "manifest", "prefetch", "touch"})
@@ -40,6 +40,17 @@ def check_key(key: str, settings: Settings) -> str:
             f"choose another word than {', '.join(sorted(_RESERVED))}"
         )
     return key
+
+
+def check_run(run: str, settings: Settings) -> str:
+    """The run itself if some key can have it, else `InvalidKey`.
+
+    >>> check_run("exp1", Settings())
+    'exp1'
+    """
+    if not run or "/" in check_prefix(run, settings):
+        raise InvalidKey(f"{_shown(run)} is not a run, which is the first segment of a key; {_FORM}")
+    return run
 
 
 def check_prefix(prefix: str, settings: Settings) -> str:

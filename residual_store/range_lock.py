@@ -9,13 +9,18 @@ import fcntl
 import os
 import struct
 
-__all__ = ["lock_shared", "try_lock_exclusive", "unlock"]
+__all__ = ["lock_shared", "try_lock_exclusive", "unlock", "wait_for"]
 
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
-def _set(descriptor: int, kind: int, offset: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+def _set(descriptor: int, kind: int, offset: int, *, command: int = fcntl.F_OFD_SETLK) -> None:
+    fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+
+
+def wait_for(descriptor: int, offset: int, *, alone: bool) -> None:
+    """Hold the byte at ``offset``, alone or together with others, as soon as the locks of others allow it."""
+    _set(descriptor, fcntl.F_WRLCK if alone else fcntl.F_RDLCK, offset, command=fcntl.F_OFD_SETLKW)
 
 
 def lock_shared(descriptor: int, offset: int) -> bool:

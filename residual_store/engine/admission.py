@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.memory import HostMemory
+from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_if_exists, check_size
 from residual_store.errors import SegmentUnavailable
 from residual_store.key import check_key, run_of
@@ -20,15 +21,16 @@ __all__ = ["Admission"]
 class Admission:
     """Gives out segments of a store's memory, to be filled by this process or by a client on the same host."""
 
-    def __init__(self, settings: Settings, *, catalog: Catalog, memory: HostMemory) -> None:
+    def __init__(self, settings: Settings, *, catalog: Catalog, memory: HostMemory, sharing: Sharing) -> None:
         self._settings = settings
         self._catalog = catalog
         self._memory = memory
+        self._sharing = sharing
 
     def admit(self, key: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Segment:
         """A segment for the leaves of a bundle.
 
-        Raises `AlreadyExists`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
+        Raises `AlreadyExists`, `LeafNotHeld`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
         """
         self._check(key, manifest, if_exists)
         return self._memory.allocate(manifest.nbytes, run=run_of(key))
@@ -65,3 +67,4 @@ class Admission:
         if self._catalog.may_refuse(key, if_exists):
             new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
             self._catalog.existing(new, if_exists)
+        self._sharing.admit(key, manifest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -25,12 +25,15 @@ from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
+from residual_store.engine.shared_on_disk import SharedOnDisk
+from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
 from residual_store.errors import InvalidOption, NotFound, TooLarge
-from residual_store.key import check_key, check_prefix, run_of
+from residual_store.key import check_key, check_prefix, check_run, run_of
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.segments import Segment
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
 
@@ -58,22 +61,47 @@ class LocalStore(ClosedAtExit):
         self.url = url
         self.settings = settings
         self.arrivals = Arrivals()
-        self._host = HostTier()
+        self._host = HostTier(settings, clock=clock)
         self._durable = durable
         self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
         self._clock = clock
         self._writing = KeyLocks()
+        on_disk = None
+        if durable is not None:
+            on_disk = SharedOnDisk(durable, settings=settings, writing=self._writing, clock=clock)
         self._memory = HostMemory(
-            settings, arena=arena, host=self._host, durable=durable, writing=self._writing
+            settings,
+            arena=arena,
+            host=self._host,
+            durable=durable,
+            shared_on_disk=on_disk,
+            writing=self._writing,
+            clock=clock,
         )
         self._catalog = Catalog(self._host, durable, clock=clock)
         self._reading = Reading(catalog=self._catalog, host=self._host, durable=durable, memory=self._memory)
-        self.admission = Admission(settings, catalog=self._catalog, memory=self._memory)
+        self._sharing = Sharing(
+            host=self._host,
+            durable=durable,
+            on_disk=on_disk,
+            memory=self._memory,
+            reading=self._reading,
+            settings=settings,
+            clock=clock,
+        )
+        self.admission = Admission(
+            settings, catalog=self._catalog, memory=self._memory, sharing=self._sharing
+        )
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
         if durable is not None:
             remove["durable"] = durable.remove
         self._leases = Leases(
-            self._catalog, settings=settings, writing=self._writing, remove=remove, clock=clock
+            self._catalog,
+            settings=settings,
+            writing=self._writing,
+            remove=remove,
+            collect=self._sharing.collect,
+            clock=clock,
         )
 
     @classmethod
@@ -184,6 +212,12 @@ class LocalStore(ClosedAtExit):
         self._host.remove(stat.key)
         return replace(stat, tier="durable", durability="disk")
 
+    def held(
+        self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
+    ) -> tuple[bool, ...]:
+        check_run(run, self.settings)
+        return self._sharing.held(run, leaves, self.durability(durability))
+
     # Getting
 
     def stat(self, key: str) -> Stat:
@@ -239,6 +273,7 @@ class LocalStore(ClosedAtExit):
             for stat in page:
                 self._remove(stat.key)
             count += len(page)
+        self._sharing.drop(prefix)
         return count
 
     def _remove(self, key: str) -> None:
