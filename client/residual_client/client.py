@@ -17,6 +17,7 @@ from jax.tree_util import tree_leaves, tree_structure
 from residual_client.backward import Backward, Call, load_program
 from residual_client.handle import Handle, Local
 from residual_client.jax_compat import release_dead_arrays, trace_state_clean
+from residual_client.known_leaves import KnownLeaves
 from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
@@ -72,6 +73,7 @@ class Client(ClosedAtExit):
         self.store = store
         self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
+        self._known_leaves = KnownLeaves(store)
         self._calls: dict[str, Call] = {}
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()
@@ -135,7 +137,10 @@ class Client(ClosedAtExit):
         bundle = bundle_of(
             vjp, known, residuals, copies, program, key=key, settings=settings, args=args, user=user
         )
-        receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        values = [residual.value for residual in residuals]
+        receipt = self._known_leaves.put(
+            key, bundle, values, durability=durability, ttl=ttl, if_exists=if_exists
+        )
         if program is not None and not receipt.has_program:
             # The store has forgotten it, as a server in memory does when it starts anew.
             receipt = replace(receipt, has_program=self._programs.store(program, again=True))

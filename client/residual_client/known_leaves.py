@@ -1,0 +1,146 @@
+"""Known leaves: what a client has seen in a run, so that large leaves which the run holds are not sent again."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from residual_store.bundle import Bundle
+from residual_store.digest import Payload, digest_of
+from residual_store.errors import LeafNotHeld
+from residual_store.key import run_of
+from residual_store.leaf import Leaf
+from residual_store.repetition import sample_of
+from residual_store.shared_leaf import SharedLeaf, with_shared
+from residual_store.store import Durability, IfExists, Receipt, Store
+
+__all__ = ["KnownLeaves"]
+
+_MOST_LEAVES = 16_384
+_IN_VAIN_BYTES, _IN_VAIN_SHARE = 256 << 20, 16
+"""What may be asked for in vain: so many bytes, so much as was found, and this share of all, because each is hashed."""
+
+
+@dataclass
+class _Record:
+    """Bytes of large leaves in one run: all, those that were found by asking, and those that were asked for in vain."""
+
+    seen: int = 0
+    found: int = 0
+    in_vain: int = 0
+
+    @property
+    def is_worth_asking(self) -> bool:
+        return self.in_vain <= _IN_VAIN_BYTES + self.found + self.seen // _IN_VAIN_SHARE
+
+
+class KnownLeaves:
+    """Puts bundles without the large leaves that their run holds already.
+
+    The content decides (the xxh3-128 of the bytes, with dtype and shape); that an array is the one whose digest was taken
+    before only saves to take it again.
+    A leaf that this client has put into the run is asked for, as a sample of its bytes tells; any other one as long as that
+    has not been in vain too often, because another process may have put it.
+    All that a bundle asks for is one request.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+        self._samples: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self._records: dict[str, _Record] = {}
+        self._lock = threading.Lock()
+
+    def put(
+        self,
+        key: str,
+        bundle: Bundle,
+        values: Sequence[object],
+        *,
+        durability: Durability | None,
+        ttl: float | None,
+        if_exists: IfExists,
+    ) -> Receipt:
+        """`Store.put` of a bundle whose leaves have these ``values``."""
+        least = max(self._store.settings.dedup_bytes, 1)
+        large = [leaf for leaf in bundle.manifest.leaves if leaf.encoding == "raw" and leaf.nbytes >= least]
+        run = run_of(key)
+        samples = {leaf.index: (run, *_sample(leaf, bundle.payloads[leaf.index])) for leaf in large}
+        whole, smaller = self._without_held(
+            run, bundle, self._worth_asking(run, large, samples), values, durability
+        )
+
+        def put(one: Bundle) -> Receipt:
+            return self._store.put(key, one, durability=durability, ttl=ttl, if_exists=if_exists)
+
+        try:
+            receipt = put(smaller)
+        except LeafNotHeld:
+            receipt = put(whole)
+        self._remember(samples.values())
+        return receipt
+
+    def _worth_asking(
+        self, run: str, large: list[Leaf], samples: dict[int, tuple[object, ...]]
+    ) -> list[Leaf]:
+        with self._lock:
+            record = self._records.setdefault(run, _Record())
+            record.seen += sum(leaf.nbytes for leaf in large)
+            asks_for_new = record.is_worth_asking
+            return [leaf for leaf in large if asks_for_new or samples[leaf.index] in self._samples]
+
+    def _without_held(
+        self,
+        run: str,
+        bundle: Bundle,
+        asked: list[Leaf],
+        values: Sequence[object],
+        durability: Durability | None,
+    ) -> tuple[Bundle, Bundle]:
+        """The bundle with the digests of what is asked for, and the same without what the run holds."""
+        if not asked:
+            return bundle, bundle
+        leaves = list(bundle.manifest.leaves)
+        for leaf in asked:
+            digest = leaf.digest or self._digest(values[leaf.index], bundle.payloads[leaf.index])
+            leaves[leaf.index] = leaf.changed(digest=digest)
+        whole = replace(bundle, manifest=replace(bundle.manifest, leaves=tuple(leaves)))
+        names = [SharedLeaf.of(leaves[leaf.index]) for leaf in asked]
+        answers = self._store.held(run, names, durability=durability)
+        held = [leaf for leaf, is_held in zip(asked, answers, strict=True) if is_held]
+        found = sum(leaf.nbytes for leaf in held)
+        with self._lock:
+            record = self._records[run]
+            record.found += found
+            record.in_vain += sum(leaf.nbytes for leaf in asked) - found
+        return whole, with_shared(whole, [leaf.index for leaf in held]) if held else whole
+
+    def _digest(self, value: object, payload: Payload) -> bytes:
+        """The digest of a leaf's bytes, taken once for an array of JAX, which never changes."""
+        number = id(value)
+        known = self._digests.get(number)
+        if known is not None and known[0]() is value:
+            return known[1]
+        digest = digest_of(payload)
+        if isinstance(value, jax.Array):
+            forget = self._digests.pop
+            self._digests[number] = (weakref.ref(value, lambda _: forget(number, None)), digest)
+        return digest
+
+    def _remember(self, samples: Any) -> None:
+        with self._lock:
+            for sample in samples:
+                self._samples[sample] = None
+                self._samples.move_to_end(sample)
+            while len(self._samples) > _MOST_LEAVES:
+                self._samples.popitem(last=False)
+
+
+def _sample(leaf: Leaf, payload: Payload) -> tuple[object, ...]:
+    return leaf.dtype, leaf.shape, sample_of(payload)
