@@ -57,8 +57,7 @@ type Field = str | int | float | bool | None
 class ResidualStoreError(Exception):
     """The root of all errors of this project.
 
-    The text says what was refused, where, why and what to do next.
-    ``fields`` holds the machine-readable rest, such as ``key``, ``leaf``, ``needed_bytes`` or ``retry_after``.
+    The text says what was refused, where, why and what to do next, and ``fields`` the same for machines, by name.
 
     >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").fields["key"]
     'exp1/step-1'
@@ -141,7 +140,7 @@ class SegmentUnavailable(RequestRefused):
 
 
 class LeafNotHeld(RequestRefused, LookupError):
-    """A bundle leaves out the bytes of a leaf that its run does not hold (any more); ``leaf`` names it."""
+    """A bundle leaves out the bytes of a leaf that its run does not hold any more; ``leaf`` names it."""
 
     code, status = "leaf-not-held", 412
 
@@ -287,17 +286,13 @@ class MissingExtra(ResidualStoreError, ImportError):
     def of(cls, extra: str, *, part: str, missing: str | None) -> MissingExtra:
         """The error for ``part``, which needs the extra named ``extra``."""
         return cls(
-            f"{part} needs {missing or 'a package'}, which is not installed; "
-            f"install the extra that brings it: pip install 'residual-store[{extra}]'",
-            extra=extra,
+            f"{part} needs {missing or 'a package'}; pip install 'residual-store[{extra}]'", extra=extra
         )
 
 
 def _with_code(root: type[ResidualStoreError]) -> dict[str, type[ResidualStoreError]]:
-    found = {root.code: root} if "code" in vars(root) and root is not ResidualStoreError else {}
-    for child in root.__subclasses__():
-        found |= _with_code(child)
-    return found
+    own = {root.code: root} if "code" in vars(root) and root is not ResidualStoreError else {}
+    return own | {code: one for child in root.__subclasses__() for code, one in _with_code(child).items()}
 
 
 ERRORS: Mapping[str, type[ResidualStoreError]] = _with_code(ResidualStoreError)

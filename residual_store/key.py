@@ -11,7 +11,7 @@ import re
 from residual_store.errors import InvalidKey, InvalidOption
 from residual_store.settings import Settings
 
-__all__ = ["check_fingerprint", "check_key", "check_prefix", "check_run", "run_of"]
+__all__ = ["check_deleted", "check_fingerprint", "check_key", "check_prefix", "check_run", "run_of"]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+:-]{0,127}")
 _RESERVED = frozenset({"leaves", "manifest", "prefetch", "touch"})
@@ -76,6 +76,14 @@ def run_of(key: str) -> str:
     'exp1'
     """
     return key.partition("/")[0]
+
+
+def check_deleted(prefix: str, settings: Settings) -> None:
+    """Raise `InvalidOption` for a prefix that all keys have, and `InvalidKey` for one that none has."""
+    if not check_prefix(prefix, settings):
+        raise InvalidOption(
+            "the prefix is empty; name at least the run whose bundles to delete", option="prefix"
+        )
 
 
 def check_fingerprint(fingerprint: str) -> str:

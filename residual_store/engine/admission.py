@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from residual_store.bundle import Bundle
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_if_exists, check_size
 from residual_store.errors import SegmentUnavailable
 from residual_store.key import check_key, run_of
-from residual_store.manifest import Manifest
+from residual_store.manifest import Manifest, decode, encode
 from residual_store.place import BlockName
 from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.stat import stat_of
-from residual_store.store import IfExists
+from residual_store.store import Durability, IfExists
 
 __all__ = ["Admission"]
 
@@ -59,6 +62,24 @@ class Admission:
                 "no client has taken a segment of this run there; send the bytes in the body"
             )
         return segment
+
+    def take_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
+        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
+        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
+            return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
+        bundle = bundle.sealed(check=True)
+        if durability == "host":
+            segment = self.admit(key, bundle.manifest, if_exists=if_exists)
+            return self._copied(bundle, segment)
+        return self._readable(bundle)
+
+    def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
+        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
+
+    def _readable(self, bundle: Bundle) -> Bundle:
+        """The bundle, if what is put here can be read later too."""
+        decode(encode(bundle.manifest), self._settings)
+        return bundle
 
     def _check(self, key: str, manifest: Manifest, if_exists: IfExists) -> None:
         check_key(key, self._settings)

@@ -28,10 +28,9 @@ from residual_store.engine.root import Root
 from residual_store.engine.shared_on_disk import SharedOnDisk
 from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidOption, NotFound, TooLarge
-from residual_store.key import check_key, check_prefix, check_run, run_of
-from residual_store.manifest import Manifest, decode, encode
-from residual_store.segments import Segment
+from residual_store.errors import NotFound, TooLarge
+from residual_store.key import check_deleted, check_key, check_prefix, check_run
+from residual_store.manifest import Manifest
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.stat import receipt_of, stat_of
@@ -82,7 +81,6 @@ class LocalStore(ClosedAtExit):
         self._reading = Reading(catalog=self._catalog, host=self._host, durable=durable, memory=self._memory)
         self._sharing = Sharing(
             host=self._host,
-            durable=durable,
             on_disk=on_disk,
             memory=self._memory,
             reading=self._reading,
@@ -163,7 +161,7 @@ class LocalStore(ClosedAtExit):
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
-            bundle = self._taken_in(key, bundle, durability, if_exists)
+            bundle = self.admission.take_in(key, bundle, durability, if_exists)
         with self._writing.of(key):
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
@@ -179,24 +177,6 @@ class LocalStore(ClosedAtExit):
         return receipt_of(
             stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
         )
-
-    def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
-        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
-        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
-            return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
-        bundle = bundle.sealed(check=True)
-        if durability == "host":
-            segment = self.admission.admit(key, bundle.manifest, if_exists=if_exists)
-            return self._copied(bundle, segment)
-        return self._readable(bundle)
-
-    def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
-        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
-
-    def _readable(self, bundle: Bundle) -> Bundle:
-        """The bundle, if what is put here can be read later too."""
-        decode(encode(bundle.manifest), self.settings)
-        return bundle
 
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
@@ -264,10 +244,7 @@ class LocalStore(ClosedAtExit):
         self._remove(key)
 
     def delete_prefix(self, prefix: str) -> int:
-        if not check_prefix(prefix, self.settings):
-            raise InvalidOption(
-                "the prefix is empty; name at least the run whose bundles to delete", option="prefix"
-            )
+        check_deleted(prefix, self.settings)
         count = 0
         while page := self.list(prefix=prefix, limit=min(100, self.settings.page_entries)).entries:
             for stat in page:
@@ -296,9 +273,9 @@ class LocalStore(ClosedAtExit):
         return self._leases.expire()
 
     def usage(self) -> Usage:
-        memory = self._memory.usage
+        memory, runs = self._memory.usage, self._catalog.usage()
         return Usage(
-            runs=self._catalog.usage(),
+            runs=runs,
             host_held_bytes=memory.held,
             host_idle_bytes=memory.idle,
             segments_fresh=memory.fresh,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from residual_store.bundle import Bundle
 from residual_store.engine.durable import DurableTier
+from residual_store.engine.index import Index
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.key import run_of
 from residual_store.settings import Settings
@@ -31,6 +32,11 @@ class SharedOnDisk:
     def possible(self) -> bool:
         """Whether this tier can share leaves at all."""
         return self._durable.can_share
+
+    @property
+    def index(self) -> Index:
+        """The index of the tier."""
+        return self._durable.index
 
     def keep(self, key: str, until: float, *, bundle: Bundle | None = None) -> bool:
         """Let a leaf stay until then at least; one that is missing or damaged is written if its ``bundle`` is at hand."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from residual_store.bundle import Bundle, Payload
-from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier, check_held
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.reading import Reading
@@ -37,7 +36,6 @@ class Sharing:
         self,
         *,
         host: HostTier,
-        durable: DurableTier | None,
         on_disk: SharedOnDisk | None,
         memory: HostMemory,
         reading: Reading,
@@ -45,7 +43,6 @@ class Sharing:
         clock: Callable[[], float],
     ) -> None:
         self._host = host
-        self._durable = durable
         self._on_disk = on_disk if on_disk is not None and on_disk.possible else None
         self._memory = memory
         self._reading = reading
@@ -119,7 +116,7 @@ class Sharing:
     def _sources(self, shared_key: str) -> Iterator[Callable[[], Payload]]:
         """Ways to the bytes of a leaf: as it is shared in the other tier, or as a bundle's own."""
         yield lambda: self._reading.shared(shared_key).payloads[0]
-        for index in [self._host.index, *([self._durable.index] if self._durable is not None else [])]:
+        for index in [self._host.index, *([self._on_disk.index] if self._on_disk is not None else [])]:
             for key, number in index.holders(shared_key):
                 yield lambda key=key, number=number: _bytes_of(self._reading.leaf(key, number))  # type: ignore[misc]
 
