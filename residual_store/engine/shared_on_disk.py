@@ -17,6 +17,8 @@ __all__ = ["SharedOnDisk"]
 class SharedOnDisk:
     """The shared leaves of a durable tier: each is a bundle of one leaf with a lease, under a key that no caller has.
 
+    There are none on an object store, which has no locks.
+
     ``writing`` has the locks of keys.
     """
 
@@ -40,6 +42,8 @@ class SharedOnDisk:
 
     def keep(self, key: str, until: float, *, bundle: Bundle | None = None) -> bool:
         """Let a leaf stay until then at least; one that is missing or damaged is written if its ``bundle`` is at hand."""
+        if not self.possible:
+            return False
         with self._durable.sharing(), self._writing.of(key):
             if self._durable.is_whole(key):
                 return self._durable.index.extend(key, until)

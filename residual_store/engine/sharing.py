@@ -43,7 +43,7 @@ class Sharing:
         clock: Callable[[], float],
     ) -> None:
         self._host = host
-        self._on_disk = on_disk if on_disk is not None and on_disk.possible else None
+        self._on_disk = on_disk
         self._memory = memory
         self._reading = reading
         self._settings = settings
