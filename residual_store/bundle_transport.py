@@ -25,6 +25,8 @@ from residual_store.frame import (
     frame_parts,
     sealed_head_nbytes,
 )
+            if not mapped:
+                raise InternalError(f"GET {path}: the server names a segment that it was not asked for")
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
@@ -81,7 +83,7 @@ class BundleTransport:
         """The receipt of the server, which says how the bytes came there and why not otherwise."""
         try:
             receipt = self._put_segment(path, key, bundle, query)
-            note = self._neighbourhood.note
+            note = self._neighbourhood.note or "the server had no free segment"
         except SegmentUnavailable as error:
             self._neighbourhood.forget()
             receipt, note = None, error.detail
@@ -124,7 +126,7 @@ class BundleTransport:
     def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
         neighbour = self._neighbourhood.neighbour
-        if nbytes < _LARGE or neighbour is None:
+        if nbytes < _LARGE or neighbour is None or neighbour.name != block.arena:
             return lambda stop: None
         return neighbour.forgetting(block)
 
@@ -156,6 +158,8 @@ class BundleTransport:
             borrowed for place in answer.places if (borrowed := self._neighbourhood.borrow(place)) is not None
         ]
         if len(memory) < len(answer.places):
+            if not mapped:
+                raise InternalError(f"GET {path}: the server names a segment that it was not asked for")
             # The bundle was deleted, and its memory used again, after the server answered.
             return self.get(path, patience=patience, verify=verify, mapped=False)
         bundle = answer.adopt(memory)

@@ -5,11 +5,13 @@ They are open file description locks (fcntl(2), F_OFD_SETLK): two openings of a 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 
-__all__ = ["lock_shared", "try_lock_exclusive", "unlock", "wait_for"]
+__all__ = ["alone", "lock_shared", "try_lock_exclusive", "unlock", "wait_for"]
 
 _FLOCK = struct.Struct("@hhqqi4x")
 
@@ -31,6 +33,17 @@ def lock_shared(descriptor: int, offset: int) -> bool:
 def try_lock_exclusive(descriptor: int, offset: int) -> bool:
     """Hold the byte at ``offset`` alone; false while somebody else holds it."""
     return _attempt(descriptor, fcntl.F_WRLCK, offset)
+
+
+@contextlib.contextmanager
+def alone(descriptor: int, offset: int) -> Iterator[bool]:
+    """Whether the byte at ``offset`` is held alone for as long as this lasts; if not, somebody else holds it."""
+    held = try_lock_exclusive(descriptor, offset)
+    try:
+        yield held
+    finally:
+        if held:
+            unlock(descriptor, offset)
 
 
 def unlock(descriptor: int, offset: int) -> None:

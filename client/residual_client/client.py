@@ -8,13 +8,15 @@ import os
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.backward import Backward, Call, load_program
+from residual_client.explain import explain
+from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
 from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.known_leaves import KnownLeaves
@@ -168,6 +170,16 @@ class Client(ClosedAtExit):
                 self.store.delete(self._dead.popleft())
             except NotFound:
                 continue
+
+    def explain(
+        self, vjp: Any, *, forward: Callable[..., Any] | None = None, args: Sequence[Any] = ()
+    ) -> Explanation:
+        """What an offload of this VJP object would send, and where each leaf comes from; see `residual_client.explain`.
+
+        >>> print(client.explain(f_vjp).summary.partition(": ")[2])
+        2 leaves, 80 B as arrays, 8 B to send
+        """
+        return explain(vjp, forward=forward, args=args, settings=self.store.settings, staging=self._staging)
 
     # Restore
 

@@ -58,7 +58,9 @@ def router(service: Service) -> APIRouter:
         if_exists: Literal["error", "same", "replace"] = "error",
         segment: Annotated[
             str | None,
-            Query(pattern=r"^[\w-]{1,64}:\d{1,18}$", description="The block that holds the leaves."),
+            Query(
+                pattern=r"^[\w-]{1,64}:\d{1,18}:[0-9a-f]{32}$", description="The block that holds the leaves."
+            ),
         ] = None,
     ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
