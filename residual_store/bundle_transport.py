@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
-from residual_store.errors import DataLoss, SegmentUnavailable
+from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import (
     MEDIA_TYPE,
     aligned_empty,
@@ -25,8 +25,6 @@ from residual_store.frame import (
     frame_parts,
     sealed_head_nbytes,
 )
-            if not mapped:
-                raise InternalError(f"GET {path}: the server names a segment that it was not asked for")
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
