@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,11 +29,17 @@ _IN_VAIN_BYTES, _IN_VAIN_SHARE = 256 << 20, 16
 
 @dataclass
 class _Record:
-    """Bytes of large leaves in one run: all, those that were found by asking, and those that were asked for in vain."""
+    """Bytes of large leaves of one kind in one run: all, those that were found by asking, and those asked for in vain."""
 
     seen: int = 0
     found: int = 0
     in_vain: int = 0
+
+    def note(self, nbytes: int, *, is_held: bool) -> None:
+        if is_held:
+            self.found += nbytes
+        else:
+            self.in_vain += nbytes
 
     @property
     def is_worth_asking(self) -> bool:
@@ -45,8 +51,8 @@ class KnownLeaves:
 
     The content decides (the xxh3-128 of the bytes, with dtype and shape); that an array is the one whose digest was taken
     before only saves to take it again.
-    A leaf that this client has put into the run is asked for, as a sample of its bytes tells; any other one as long as that
-    has not been in vain too often, because another process may have put it.
+    A leaf that this client has put into the run, as a sample of its bytes tells, and any other one, which another process
+    may have put, are asked for as long as that was not in vain too often for such leaves.
     All that a bundle asks for is one request.
     """
 
@@ -54,7 +60,7 @@ class KnownLeaves:
         self._store = store
         self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
         self._samples: OrderedDict[tuple[object, ...], None] = OrderedDict()
-        self._records: dict[str, _Record] = {}
+        self._records: dict[tuple[str, bool], _Record] = {}
         self._lock = threading.Lock()
 
     def put(
@@ -87,19 +93,23 @@ class KnownLeaves:
         return receipt
 
     def _worth_asking(
-        self, run: str, large: list[Leaf], samples: dict[int, tuple[object, ...]]
-    ) -> list[Leaf]:
+        self, run: str, large: list[Leaf], samples: Mapping[int, tuple[object, ...]]
+    ) -> list[tuple[Leaf, _Record]]:
+        """The leaves to ask for, each with the record of its kind: put by this client before, or new to it."""
         with self._lock:
-            record = self._records.setdefault(run, _Record())
-            record.seen += sum(leaf.nbytes for leaf in large)
-            asks_for_new = record.is_worth_asking
-            return [leaf for leaf in large if asks_for_new or samples[leaf.index] in self._samples]
+            asked = []
+            for leaf in large:
+                record = self._records.setdefault((run, samples[leaf.index] in self._samples), _Record())
+                record.seen += leaf.nbytes
+                if record.is_worth_asking:
+                    asked.append((leaf, record))
+            return asked
 
     def _without_held(
         self,
         run: str,
         bundle: Bundle,
-        asked: list[Leaf],
+        asked: list[tuple[Leaf, _Record]],
         values: Sequence[object],
         durability: Durability | None,
     ) -> tuple[Bundle, Bundle]:
@@ -107,19 +117,17 @@ class KnownLeaves:
         if not asked:
             return bundle, bundle
         leaves = list(bundle.manifest.leaves)
-        for leaf in asked:
+        for leaf, _ in asked:
             digest = leaf.digest or self._digest(values[leaf.index], bundle.payloads[leaf.index])
             leaves[leaf.index] = leaf.changed(digest=digest)
         whole = replace(bundle, manifest=replace(bundle.manifest, leaves=tuple(leaves)))
-        names = [SharedLeaf.of(leaves[leaf.index]) for leaf in asked]
+        names = [SharedLeaf.of(leaves[leaf.index]) for leaf, _ in asked]
         answers = self._store.held(run, names, durability=durability)
-        held = [leaf for leaf, is_held in zip(asked, answers, strict=True) if is_held]
-        found = sum(leaf.nbytes for leaf in held)
         with self._lock:
-            record = self._records[run]
-            record.found += found
-            record.in_vain += sum(leaf.nbytes for leaf in asked) - found
-        return whole, with_shared(whole, [leaf.index for leaf in held]) if held else whole
+            for (leaf, record), is_held in zip(asked, answers, strict=True):
+                record.note(leaf.nbytes, is_held=is_held)
+        held = [leaf.index for (leaf, _), is_held in zip(asked, answers, strict=True) if is_held]
+        return whole, with_shared(whole, held) if held else whole
 
     def _digest(self, value: object, payload: Payload) -> bytes:
         """The digest of a leaf's bytes, taken once for an array of JAX, which never changes."""
