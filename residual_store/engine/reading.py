@@ -52,7 +52,8 @@ class Reading:
             try:
                 bundle = bundle.resolved([self._shared(key, leaf) for leaf in bundle.manifest.shared])
             except DataLoss:
-                if self.stat(key).digest == stat.digest:
+                # Deleted, replaced or spilled meanwhile, and its leaves gone with it.
+                if self.stat(key).digest == stat.digest and self._host.get(key, stat.digest) is held:
                     raise
                 return self.bundle(key, verify=verify)
         if verify and (held is not None or bundle.parts):

@@ -67,6 +67,24 @@ def test_a_put_without_a_leaf_is_refused_before_its_body(memory_server: Server) 
     assert (answer.status, answer.json["code"], answer.json["leaf"]) == (412, "leaf-not-held", "W")
 
 
+def test_a_shared_leaf_is_mapped_too(memory_server: Server) -> None:
+    """Two gets of different bundles show the same memory of the server, through shared memory."""
+    weights = np.random.default_rng(0).random(1 << 20)
+    bundles = [Bundle.of_arrays({"x": np.arange(1e6) + i, "W": weights}).sealed() for i in range(3)]
+    with open_store(memory_server.url) as store:
+        store.put("mapped/0", bundles[0])
+        (held,) = store.held("mapped", [SharedLeaf.of(bundles[0].manifest.leaves[1])])
+        assert held
+        for i in (1, 2):
+            assert store.put(f"mapped/{i}", with_shared(bundles[i], [1])).transport == "segment"
+        one, two = store.get("mapped/1"), store.get("mapped/2")
+        assert_equal(one, bundles[1])
+        assert_equal(two, bundles[2])
+        assert one.payloads[1].ctypes.data == two.payloads[1].ctypes.data
+        store.delete_prefix("mapped/")
+        assert_equal(one, bundles[1])
+
+
 def test_a_killed_server_keeps_no_leaf_that_nobody_has(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Killed between the shared leaf and the bundle that asked for it, it collects the leaf in the next life."""
     root = tmp_path_factory.mktemp("root")
