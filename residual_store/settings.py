@@ -140,7 +140,7 @@ class Settings:
     idle_body_seconds: float = _setting(
         30.0,
         "seconds",
-        "an upload that brings no byte for so long is answered with 408 and its memory is freed",
+        "an upload that brings no byte for so long is answered with 408, and a client that takes no byte of an answer is cut off, so that their memory is free",
     )
     graceful_seconds: float = _setting(
         10.0, "seconds", "on SIGTERM the server finishes what it can within this time and discards the rest"

@@ -25,6 +25,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ __all__ = ["ARENA", "BASE", "NONCE", "SharedArena", "is_arena_name"]
 BASE = Path("/dev/shm")  # noqa: S108 - a directory of mode 0700 is made in it
 ARENA, NONCE = "arena", "nonce"
 _NONCE_BYTES = 16
+_STARTING_SECONDS = 60.0
 _PREFIX = "residual-store-"
 _NAME = re.compile(_PREFIX + r"[0-9a-f]{16}", re.ASCII)
 
@@ -171,6 +173,9 @@ def _remove_stale(base: Path) -> None:
         try:
             guard = os.open(directory / NONCE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
+            # Who removed the rest was killed before it came to this.
+            with contextlib.suppress(OSError):
+                directory.rmdir()
             continue
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +184,11 @@ def _remove_stale(base: Path) -> None:
 
 
 def _own(base: Path) -> Iterator[Path]:
+    """The arenas of this user, except those that have no name yet because their servers are just starting."""
     for directory in base.iterdir():
         with contextlib.suppress(OSError):
-            if is_arena_name(directory.name) and directory.lstat().st_uid == os.getuid():
+            found, is_hidden = directory.lstat(), directory.name.startswith(".")
+            if not is_arena_name(directory.name.removeprefix(".")) or found.st_uid != os.getuid():
+                continue
+            if not is_hidden or time.time() - found.st_mtime > _STARTING_SECONDS:
                 yield directory

@@ -23,7 +23,8 @@ def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    """Closes a connection when a request's headers are too slow or too large; uvicorn has a limit for neither.
+    """Closes a connection when a request's headers are too slow or too large, or when nobody takes its answer; uvicorn has a
+    limit for none of them.
 
     It offers a `DirectBody` in the scope of each request.
     """
@@ -34,6 +35,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes: int | None = 0
         self._late: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -41,6 +43,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -74,6 +77,28 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taken()
+        self._watch(-1)
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _watch(self, before: int) -> None:
+        """Cut a client off that has taken nothing of its answer meanwhile: the answer holds the memory of a bundle."""
+        left = self.transport.get_write_buffer_size()
+        if left == before:
+            self.transport.abort()
+        else:
+            self._untaken = self.loop.call_later(self.settings.idle_body_seconds, self._watch, left)
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     def begin_direct(self, cycle: RequestResponseCycle) -> bytes | None:
         """What has come in of the body of a request; None if the parser has seen its end, and maybe the next request."""
