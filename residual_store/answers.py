@@ -6,7 +6,7 @@ A reader may raise ValueError, TypeError or LookupError for an answer that no se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from residual_store.frame import FrameReader
 from residual_store.place import SEGMENT_HEADER, Place
 from residual_store.problem import error_from_problem
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Page, Receipt, RunUsage, Stat, Usage
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Apart",
     "read_deleted",
     "read_frame",
+    "read_held",
     "read_json",
     "read_leaf",
     "read_nothing",
@@ -65,10 +67,13 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class Apart:
-    """A frame whose leaf area is not in the body but at a place in shared memory; ``adopt`` makes the bundle of it."""
+    """A frame whose leaf area is not in the body but in shared memory; ``adopt`` makes the bundle of the memory there.
 
-    place: Place
-    adopt: Callable[[Payload], Bundle]
+    ``places`` are that of the leaf area, if it has bytes, and those of the shared leaves.
+    """
+
+    places: tuple[Place, ...]
+    adopt: Callable[[Sequence[Payload]], Bundle]
 
 
 def read_frame(answer: Answer, settings: Settings, allocate: Callable[[int], Payload]) -> Bundle | Apart:
@@ -78,11 +83,30 @@ def read_frame(answer: Answer, settings: Settings, allocate: Callable[[int], Pay
     while not reader.awaits_memory:
         _read_some(answer, reader)
     if text is None and reader.manifest is not None:
+        if reader.manifest.shared:
+            raise ValueError("the frame leaves out the bytes of a leaf")
         reader.place(allocate(reader.manifest.nbytes))
         while not reader.complete:
             _read_some(answer, reader)
     answer.read()
-    return reader.bundle() if text is None else Apart(Place.of_text(text), reader.adopt)
+    return reader.bundle() if text is None else _apart(Place.all_of_text(text), reader)
+
+
+def _apart(places: tuple[Place, ...], reader: FrameReader) -> Apart:
+    manifest = reader.manifest
+    assert manifest is not None
+    own = 1 if manifest.nbytes else 0
+    if len(places) != own + len(manifest.shared):
+        raise ValueError("the places are not those of the bundle's leaves")
+
+    def adopt(memory: Sequence[Payload]) -> Bundle:
+        stored = reader.adopt(memory[0] if own else np.empty(0, np.uint8))
+        if not manifest.shared:
+            return stored
+        shared = zip(manifest.shared, memory[own:], strict=True)
+        return stored.resolved([SharedLeaf.of(leaf).bundle(bytes_of) for leaf, bytes_of in shared])
+
+    return Apart(places, adopt)
 
 
 def _read_some(answer: Answer, reader: FrameReader) -> None:
@@ -118,6 +142,11 @@ def read_placed_receipt(answer: Answer) -> tuple[Receipt, Place | None]:
     """The receipt of a put, and where the bundle's leaves are in shared memory, if they are."""
     receipt, text = read_receipt(answer), answer.headers.get(SEGMENT_HEADER)
     return receipt, Place.of_text(text) if text is not None else None
+
+
+def read_held(answer: Answer) -> tuple[bool, ...]:
+    """Which of the leaves that were asked for a run holds."""
+    return tuple(bool(held) for held in json.loads(answer.read())["held"])
 
 
 def read_stat(answer: Answer) -> Stat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -30,6 +30,7 @@ class Bundle:
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
     ``place`` says where other processes of this host find the leaf area, if they can.
     ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
+    ``parts`` are the bundle as it is stored and those of its shared leaves, if it was put together from such.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -41,6 +42,7 @@ class Bundle:
     owned: bool = False
     place: Place | None = None
     area: Payload | None = None
+    parts: tuple[Bundle, ...] = ()
 
     @classmethod
     def of_arrays(
@@ -114,6 +116,18 @@ class Bundle:
         """The same for a segment whose gaps hold nothing that must not be sent."""
         return replace(cls.of_segment(manifest, area), area=area[: manifest.nbytes])
 
+    def resolved(self, shared: Sequence[Bundle]) -> Bundle:
+        """The bundle with its ``shared`` leaves in it, one bundle of one leaf for each of them in order."""
+        payloads, found = list(self.payloads), iter(shared)
+        for leaf in self.manifest.shared:
+            payloads[leaf.index] = next(found).payloads[0]
+        return Bundle(
+            manifest=self.manifest.resolved,
+            payloads=tuple(payloads),
+            owned=True,
+            parts=(self, *shared),
+        )
+
     @property
     def is_sealed(self) -> bool:
         """Whether every leaf has its digest."""
@@ -125,7 +139,7 @@ class Bundle:
             return self
         self._check_lengths()
         digests = [
-            digest_of(payload) if check or not leaf.digest else leaf.digest
+            digest_of(payload) if not leaf.is_shared and (check or not leaf.digest) else leaf.digest
             for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
         ]
         return replace(self, manifest=self._sealed(digests))
@@ -144,7 +158,8 @@ class Bundle:
                 segment[end : leaf.offset] = 0
             stop = leaf.offset + leaf.nbytes
             target = segment[leaf.offset : stop]
-            digests.append(copy_and_digest(payload, target, copied=copied, base=leaf.offset))
+            digest = copy_and_digest(payload, target, copied=copied, base=leaf.offset)
+            digests.append(leaf.digest if leaf.is_shared else digest)
             end = stop or end
         return Bundle.of_area(self._sealed(digests), segment)
 
@@ -170,7 +185,7 @@ class Bundle:
         leaves = self.manifest.leaves
         for leaf, payload in zip(leaves, self.payloads, strict=True):
             digest = digest_of(payload) if leaf.alias_of is None else leaves[leaf.alias_of].digest
-            if leaf.digest != digest:
+            if leaf.digest != digest and not leaf.is_shared:
                 raise damaged(leaf, error)
 
 

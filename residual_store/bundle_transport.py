@@ -17,7 +17,14 @@ from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
-from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
+from residual_store.frame import (
+    MEDIA_TYPE,
+    aligned_empty,
+    frame_head,
+    frame_nbytes,
+    frame_parts,
+    sealed_head_nbytes,
+)
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
@@ -40,6 +47,7 @@ class Body:
     nbytes: int
     parts: Callable[[], Iterable[memoryview]]
     digest: str | None = None
+    media_type: str = MEDIA_TYPE
 
 
 class Exchange(Protocol):
@@ -131,7 +139,7 @@ class BundleTransport:
         ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
         query = {**query, "segment": block.to_text()}
         receipt, place = self._exchange("PUT", path, answers.read_placed_receipt, query=query, body=body)
-        if place is not None:
+        if place is not None and not bundle.manifest.shared:
             self._own_puts.note(key, sealed(), place, ends=ends)
         return receipt
 
@@ -166,8 +174,10 @@ class BundleTransport:
                 # The next one of this size need not travel.
                 self._neighbourhood.negotiated()
             return answer
-        memory = self._neighbourhood.borrow(answer.place)
-        if memory is None:
+        memory = [
+            borrowed for place in answer.places if (borrowed := self._neighbourhood.borrow(place)) is not None
+        ]
+        if len(memory) < len(answer.places):
             if not mapped:
                 raise InternalError(f"GET {path}: the server names a segment that it was not asked for")
             # The bundle was deleted, and its memory used again, after the server answered.

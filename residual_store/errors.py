@@ -14,6 +14,7 @@
     │   ├── NotAcceptable              406  not-acceptable
     │   ├── AlreadyExists              409  already-exists
     │   ├── SegmentUnavailable         410  segment-unavailable
+    │   ├── LeafNotHeld                412  leaf-not-held
     │   ├── TooLarge                   413  too-large
     │   ├── UnsupportedMedia           415  unsupported-media
     │   ├── RangeNotSatisfiable        416  range-not-satisfiable
@@ -56,8 +57,7 @@ type Field = str | int | float | bool | None
 class ResidualStoreError(Exception):
     """The root of all errors of this project.
 
-    The text says what was refused, where, why and what to do next.
-    ``fields`` holds the machine-readable rest, such as ``key``, ``leaf``, ``needed_bytes`` or ``retry_after``.
+    The text says what was refused, where, why and what to do next, and ``fields`` the same for machines, by name.
 
     >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").fields["key"]
     'exp1/step-1'
@@ -134,6 +134,12 @@ class SegmentUnavailable(RequestRefused):
     """A segment cannot be lent, or is lent no more; the bytes can always travel in the body."""
 
     code, status = "segment-unavailable", 410
+
+
+class LeafNotHeld(RequestRefused, LookupError):
+    """A bundle leaves out the bytes of a leaf that its run does not hold any more; ``leaf`` names it."""
+
+    code, status = "leaf-not-held", 412
 
 
 class TooLarge(RequestRefused, ValueError):
@@ -282,18 +288,14 @@ class MissingExtra(ResidualStoreError, ImportError):
     @classmethod
     def of(cls, extra: str, *, part: str, missing: str | None) -> MissingExtra:
         """The error for ``part``, which needs the extra named ``extra``."""
-        return cls(
-            f"{part} needs {missing or 'a package'}, which is not installed; "
-            f"install the extra that brings it: pip install 'residual-store[{extra}]'",
-            extra=extra,
-        )
+        text = f"{part} needs {missing or 'a package'}; pip install 'residual-store[{extra}]'"
+        return cls(text, extra=extra)
 
 
 ERRORS: Mapping[str, type[ResidualStoreError]] = {
     kind.code: kind
     for kind in list(vars().values())
-    if isinstance(kind, type)
-    and issubclass(kind, ResidualStoreError)
-    and kind.code != ResidualStoreError.code
+    if isinstance(kind, type) and issubclass(kind, ResidualStoreError) and "code" in vars(kind)
+    if kind is not ResidualStoreError
 }
 """Code -> class; ``ERRORS[code].status`` is the HTTP status, or None for an error that never crosses HTTP."""

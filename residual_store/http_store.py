@@ -16,10 +16,11 @@ import ssl
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,12 +32,12 @@ from residual_store.continuation import ASK_FIRST_BYTES, may_send
 from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
 from residual_store.errors import InternalError, NotFound, ResidualStoreError, Unreachable
-from residual_store.frame import MEDIA_TYPE
-from residual_store.key import check_fingerprint, check_key, check_prefix
+from residual_store.key import check_fingerprint, check_key, check_prefix, check_run
 from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
 from residual_store.retries import repeated
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
 
 __all__ = ["HttpStore"]
@@ -97,6 +98,14 @@ class HttpStore(ClosedAtExit):
         query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
         receipt = self._transport.put(self._bundle(key), key, bundle, query, moved or (lambda nbytes: None))
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
+
+    def held(
+        self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
+    ) -> tuple[bool, ...]:
+        query = {"run": check_run(run, self.settings), "durability": durability}
+        content = msgspec.json.encode(leaves)
+        body = Body(len(content), lambda: [memoryview(content)], media_type="application/json")
+        return self._exchange("POST", "/v1/digests", answers.read_held, query=query, body=body)
 
     def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:
         deadline = time.monotonic() + check_wait(wait)
@@ -235,7 +244,7 @@ def _send(connection: http.client.HTTPConnection, request: _Request) -> bool:
         connection.putheader(name, value)
     asks = False
     if body is not None:
-        connection.putheader("Content-Type", MEDIA_TYPE)
+        connection.putheader("Content-Type", body.media_type)
         connection.putheader("Content-Length", str(body.nbytes))
         asks = body.nbytes > ASK_FIRST_BYTES and not isinstance(connection, http.client.HTTPSConnection)
     if asks:

@@ -11,7 +11,7 @@ import re
 from residual_store.errors import InvalidKey, InvalidOption
 from residual_store.settings import Settings
 
-__all__ = ["check_fingerprint", "check_key", "check_prefix", "run_of"]
+__all__ = ["check_deleted", "check_fingerprint", "check_key", "check_prefix", "check_run", "run_of"]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+:-]{0,127}")
 _RESERVED = frozenset({"leaves", "manifest", "prefetch", "touch"})
@@ -42,6 +42,17 @@ def check_key(key: str, settings: Settings) -> str:
     return key
 
 
+def check_run(run: str, settings: Settings) -> str:
+    """The run itself if some key can have it, else `InvalidKey`.
+
+    >>> check_run("exp1", Settings())
+    'exp1'
+    """
+    if not run or "/" in check_prefix(run, settings):
+        raise InvalidKey(f"{_shown(run)} is not a run, which is the first segment of a key; {_FORM}")
+    return run
+
+
 def check_prefix(prefix: str, settings: Settings) -> str:
     """The prefix itself if some key can start with it, else `InvalidKey`.
 
@@ -65,6 +76,14 @@ def run_of(key: str) -> str:
     'exp1'
     """
     return key.partition("/")[0]
+
+
+def check_deleted(prefix: str, settings: Settings) -> None:
+    """Raise `InvalidOption` for a prefix that all keys have, and `InvalidKey` for one that none has."""
+    if not check_prefix(prefix, settings):
+        raise InvalidOption(
+            "the prefix is empty; name at least the run whose bundles to delete", option="prefix"
+        )
 
 
 def check_fingerprint(fingerprint: str) -> str:

@@ -53,8 +53,8 @@ def _check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
         raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
     if leaf.encoding == "bits" and leaf.dtype != "bool":
         raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
-    if leaf.encoding == "constant" and not leaf.array_nbytes:
-        raise InvalidManifest(f"{where} is a constant without an element")
+    if leaf.encoding in ("constant", "shared") and not leaf.array_nbytes:
+        raise InvalidManifest(f"{where} is {leaf.encoding} and has no element")
     if leaf.kind == "key" and leaf.key_impl is None:
         raise InvalidManifest(f"{where} is a PRNG key without key_impl")
     if leaf.alias_of is not None:

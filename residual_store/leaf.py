@@ -14,11 +14,11 @@ from residual_store.settings import Settings
 
 __all__ = ["Aval", "Channel", "Encoding", "Entry", "Leaf", "MeshSharding"]
 
-type Encoding = Literal["raw", "constant", "bits", "alias"]
+type Encoding = Literal["raw", "constant", "bits", "alias", "shared"]
 type Channel = Literal["args_res", "opaque_residuals", "structured_residuals"]
 type Kind = Literal["array", "key"]
 
-_ENCODINGS = ("raw", "constant", "bits", "alias")
+_ENCODINGS = ("raw", "constant", "bits", "alias", "shared")
 _CHANNELS = ("args_res", "opaque_residuals", "structured_residuals")
 _KINDS = ("array", "key")
 
@@ -117,6 +117,7 @@ class Leaf(Entry, frozen=True, kw_only=True):
 
     ``offset`` counts from the start of the leaf area, ``nbytes`` is the length after ``encoding``, and ``digest`` is
     the xxh3-128 of those bytes, empty until it is taken.
+    A "shared" leaf has its bytes elsewhere, once for its run, under its digest, dtype and shape.
     A typed PRNG key array (``kind`` "key") holds its key data: ``dtype`` and ``shape`` are those of the data and
     ``key_impl`` names the implementation.
     """
@@ -144,6 +145,11 @@ class Leaf(Entry, frozen=True, kw_only=True):
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the bytes are held once for the run and not in the bundle."""
+        return self.encoding == "shared"
 
     @property
     def array_nbytes(self) -> int:

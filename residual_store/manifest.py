@@ -6,8 +6,8 @@ It is one msgpack map, read by `decode` with every check of the format page and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -16,7 +16,7 @@ import msgspec
 
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
-from residual_store.layout import check_layout
+from residual_store.layout import check_layout, offsets_of
 from residual_store.leaf import Aval, Entry, Leaf
 from residual_store.settings import Settings
 from residual_store.tree import leaf_count
@@ -122,6 +122,28 @@ class Manifest:
     def array_nbytes(self) -> int:
         """Bytes of all leaves as arrays on the host."""
         return sum(leaf.array_nbytes for leaf in self.leaves)
+
+    @cached_property
+    def shared(self) -> tuple[Leaf, ...]:
+        """The leaves whose bytes are held once for the run."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_shared)
+
+    @cached_property
+    def resolved(self) -> Manifest:
+        """The manifest that the bundle has when all its leaves are its own: what a reader sees, and what names the bundle."""
+        if not self.shared:
+            return self
+        leaves = [leaf.changed(encoding="raw") if leaf.is_shared else leaf for leaf in self.leaves]
+        return self.laid_out(leaves)
+
+    def laid_out(self, leaves: Sequence[Leaf]) -> Manifest:
+        """The same with other leaves, whose lengths and offsets follow from their encodings."""
+        lengths = [leaf.encoded_nbytes for leaf in leaves]
+        placed = [
+            leaf.changed(offset=offset, nbytes=nbytes)
+            for leaf, offset, nbytes in zip(leaves, offsets_of(lengths), lengths, strict=True)
+        ]
+        return replace(self, leaves=tuple(placed))
 
     def source(self, index: int) -> Leaf:
         """The leaf that has the bytes of leaf ``index``: itself, or the one that it repeats; raises IndexError."""

@@ -10,7 +10,7 @@ ARENA_HEADER = "Residual-Arena"
 """The request header in which a client names the arena that it has mapped."""
 
 SEGMENT_HEADER = "Residual-Segment"
-"""The header of an answer that says at which place the leaf area is."""
+"""The header of an answer that says at which place the leaf area is, and after semicolons those of shared leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,11 @@ class Place:
         """The place that `to_text` wrote; raises ValueError for anything else."""
         arena, offset, nbytes, ticket = text.split(" ")
         return cls(arena=arena, offset=int(offset), nbytes=int(nbytes), ticket=ticket)
+
+    @classmethod
+    def all_of_text(cls, text: str) -> tuple[Place, ...]:
+        """The places that were written one after the other, with a semicolon between."""
+        return tuple(cls.of_text(part) for part in text.split("; "))
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,18 @@ import os
 import struct
 from collections.abc import Iterator
 
-__all__ = ["alone", "lock_shared", "try_lock_exclusive"]
+__all__ = ["alone", "lock_shared", "try_lock_exclusive", "unlock", "wait_for"]
 
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
-def _set(descriptor: int, kind: int, offset: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+def _set(descriptor: int, kind: int, offset: int, *, command: int = fcntl.F_OFD_SETLK) -> None:
+    fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+
+
+def wait_for(descriptor: int, offset: int, *, alone: bool) -> None:
+    """Hold the byte at ``offset``, alone or together with others, as soon as the locks of others allow it."""
+    _set(descriptor, fcntl.F_WRLCK if alone else fcntl.F_RDLCK, offset, command=fcntl.F_OFD_SETLKW)
 
 
 def lock_shared(descriptor: int, offset: int) -> bool:
@@ -38,7 +43,12 @@ def alone(descriptor: int, offset: int) -> Iterator[bool]:
         yield held
     finally:
         if held:
-            _set(descriptor, fcntl.F_UNLCK, offset)
+            unlock(descriptor, offset)
+
+
+def unlock(descriptor: int, offset: int) -> None:
+    """Let go of the byte at ``offset``."""
+    _set(descriptor, fcntl.F_UNLCK, offset)
 
 
 def _attempt(descriptor: int, kind: int, offset: int) -> bool:

@@ -94,6 +94,14 @@ class Settings:
         "bytes",
         "chunk of a large leaf on disk; smaller ones cost more system calls, larger ones leave less to do side by side",
     )
+    dedup_bytes: int = _setting(
+        1 * MIB, "bytes", "smaller leaves are sent again: to ask for them takes as long as to send them"
+    )
+    dedup_seconds: float = _setting(
+        30.0,
+        "seconds",
+        "a shared leaf stays for so long after its last bundle, or after a client was told that it is there",
+    )
     staging_bytes: int = _setting(
         1 * GIB,
         "bytes",

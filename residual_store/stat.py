@@ -10,8 +10,11 @@ __all__ = ["content_digest", "digest_of_manifest", "receipt_of", "stat_of"]
 
 
 def digest_of_manifest(manifest: Manifest) -> str:
-    """A name of one put: the xxh3-128 of the manifest, which holds the digest of every leaf."""
-    return digest_of(encode(manifest)).hex()
+    """A name of one put: the xxh3-128 of the manifest, which holds the digest of every leaf.
+
+    It is the same whether leaves are shared or not.
+    """
+    return digest_of(encode(manifest.resolved)).hex()
 
 
 def content_digest(manifest: Manifest) -> str:
@@ -20,7 +23,7 @@ def content_digest(manifest: Manifest) -> str:
     parts += [f"{argument.path} {argument.digest!r}" for argument in manifest.arguments]
     parts += [
         f"{leaf.channel} {leaf.path} {leaf.dtype} {leaf.shape} {leaf.encoding} {leaf.alias_of} {leaf.digest.hex()}"
-        for leaf in manifest.leaves
+        for leaf in manifest.resolved.leaves
     ]
     return digest_of("\n".join(parts).encode()).hex()
 

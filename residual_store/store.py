@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -13,6 +13,7 @@ from residual_store.bundle import Bundle
 from residual_store.errors import InvalidOption
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 
 __all__ = [
     "Durability",
@@ -158,6 +159,15 @@ class Store(Protocol):
         ``if_exists``: "error" raises `AlreadyExists` unless the very same bytes are there (a repeated request),
         "same" also accepts equal values and program, "replace" replaces in one step.
         ``moved`` is called now and then with how many bytes have gone to a server, from 0 again when they are sent again.
+        """
+
+    def held(
+        self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
+    ) -> tuple[bool, ...]:
+        """Which of these leaves a bundle of the run can be put without, see `residual_store.shared_leaf.with_shared`.
+
+        They stay for ``dedup_seconds`` at least; if one is gone by the time of the put, that raises `LeafNotHeld`, and the
+        whole bundle is to be put.
         """
 
     def get(self, key: str, *, wait: float = 0.0, verify: bool = False) -> Bundle:

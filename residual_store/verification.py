@@ -46,6 +46,8 @@ def _steps(manifest: Manifest, area: memoryview) -> Generator[int, int]:
         if leaf.alias_of is not None:
             _compare(leaf, manifest.leaves[leaf.alias_of].digest)
             continue
+        if leaf.is_shared:
+            continue
         end = leaf.offset + leaf.nbytes
         if leaf.nbytes <= _BLOCK:
             while there < end:

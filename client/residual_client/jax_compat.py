@@ -110,7 +110,7 @@ def linearized(vjp: Any) -> Linearized:
     end = len(spec) + vjp.in_tree.num_leaves
     read = list(zip(spec, [var.aval for var in jaxpr.invars], strict=False))
     tangents = [var.aval for var in jaxpr.invars[len(spec) : end]]
-    refs = tuple(index for index, aval in enumerate(tangents) if _is_ref(aval))
+    refs = tuple(index for index, aval in enumerate(tangents) if isinstance(aval, _AbstractRef))
     return Linearized(
         saved={one.idx: aval for one, aval in read if one.primal},
         opaque={one.idx: aval for one, aval in read if not one.primal},
@@ -163,14 +163,10 @@ def source_line(equation: Any) -> str | None:
     return found[1] if found else None
 
 
-def _is_ref(aval: Any) -> bool:
-    return isinstance(aval, _AbstractRef)
-
-
 def is_ref(value: Any) -> bool:
     """Whether a value is a mutable array reference, as `jax.new_ref` makes it."""
     try:
-        return _is_ref(jax.typeof(value))
+        return isinstance(jax.typeof(value), _AbstractRef)
     except TypeError:
         return False
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from residual_client.jax_compat import Linearized, x64_enabled
+from residual_client.known_leaves import KnownLeaves
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.snapshot import Snapshot
@@ -22,7 +23,7 @@ from residual_store.bundle import Bundle, digest_of
 from residual_store.engine.terms import check_durability, check_if_exists, check_ttl
 from residual_store.manifest import Argument, Manifest, UserValue, labels
 from residual_store.settings import Settings
-from residual_store.store import Durability, IfExists, Receipt, Store
+from residual_store.store import Durability, IfExists, Receipt
 
 __all__ = ["Draft", "Terms", "manifest_of"]
 
@@ -69,13 +70,13 @@ class Draft:
         return Bundle.encoded(self.manifest, self.snapshot.hosts(), identities=list(self.snapshot.identities))
 
     def put(
-        self, store: Store, programs: ProgramCache, bundle: Bundle, moved: Callable[[int], object]
+        self, known: KnownLeaves, programs: ProgramCache, bundle: Bundle, moved: Callable[[int], object]
     ) -> Receipt:
-        """Store the bundle and its program; raises what `Store.put` raises."""
+        """Store the bundle, without the leaves that its run holds, and its program; raises what `Store.put` raises."""
         if self.program is not None:
             programs.store(self.program)
         terms = self.terms
-        receipt = store.put(
+        receipt = known.put(
             terms.key,
             bundle,
             durability=terms.durability,

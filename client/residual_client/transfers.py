@@ -9,6 +9,7 @@ from functools import partial
 from residual_client.farewell import Farewell
 from residual_client.handle import Handle
 from residual_client.jax_compat import release_dead_arrays
+from residual_client.known_leaves import KnownLeaves
 from residual_client.motion import Motion
 from residual_client.offload import Draft, Terms
 from residual_client.prefetch import Prefetch
@@ -39,6 +40,7 @@ class Transfers:
     ) -> None:
         settings = store.settings
         self._store = store
+        self._known_leaves = KnownLeaves(store)
         self._staging = staging
         self._programs = programs
         self._motion = Motion(limit=settings.stall_seconds)
@@ -94,7 +96,7 @@ class Transfers:
                 named=named,
                 nbytes=nbytes,
                 encode=draft.bundle,
-                put=partial(draft.put, self._store, self._programs),
+                put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
                 progress=progress,
             )

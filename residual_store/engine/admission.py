@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from residual_store.bundle import Bundle
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.memory import HostMemory
+from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_if_exists, check_size
 from residual_store.errors import SegmentUnavailable
 from residual_store.key import check_key, run_of
-from residual_store.manifest import Manifest
+from residual_store.manifest import Manifest, decode, encode
 from residual_store.place import BlockName
 from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.stat import stat_of
-from residual_store.store import IfExists
+from residual_store.store import Durability, IfExists
 
 __all__ = ["Admission"]
 
@@ -20,15 +24,16 @@ __all__ = ["Admission"]
 class Admission:
     """Gives out segments of a store's memory, to be filled by this process or by a client on the same host."""
 
-    def __init__(self, settings: Settings, *, catalog: Catalog, memory: HostMemory) -> None:
+    def __init__(self, settings: Settings, *, catalog: Catalog, memory: HostMemory, sharing: Sharing) -> None:
         self._settings = settings
         self._catalog = catalog
         self._memory = memory
+        self._sharing = sharing
 
     def admit(self, key: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Segment:
         """A segment for the leaves of a bundle.
 
-        Raises `AlreadyExists`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
+        Raises `AlreadyExists`, `LeafNotHeld`, `TooLarge`, `StoreFull` or `Busy` before a byte of a leaf is read.
         """
         self._check(key, manifest, if_exists)
         return self._memory.allocate(manifest.nbytes, run=run_of(key))
@@ -58,6 +63,24 @@ class Admission:
             )
         return segment
 
+    def take_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
+        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
+        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
+            return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
+        bundle = bundle.sealed(check=True)
+        if durability == "host":
+            segment = self.admit(key, bundle.manifest, if_exists=if_exists)
+            return self._copied(bundle, segment)
+        return self._readable(bundle)
+
+    def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
+        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
+
+    def _readable(self, bundle: Bundle) -> Bundle:
+        """The bundle, if what is put here can be read later too."""
+        decode(encode(bundle.manifest), self._settings)
+        return bundle
+
     def _check(self, key: str, manifest: Manifest, if_exists: IfExists) -> None:
         check_key(key, self._settings)
         check_size(key, manifest, self._settings)
@@ -65,3 +88,4 @@ class Admission:
         if self._catalog.may_refuse(key, if_exists):
             new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
             self._catalog.existing(new, if_exists)
+        self._sharing.admit(key, manifest)

@@ -144,7 +144,9 @@ class Database(ClosedAtExit):
         places = {leaf.index: segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in leaves}
         digests = LeafReader(self._values, record, what=self._what).read(places)
         for leaf in leaves:
-            self._check(leaf, digests[record.manifest.source(leaf.index).index])
+            source = record.manifest.source(leaf.index)
+            if not source.is_shared:
+                self._check(leaf, digests[source.index])
         return Bundle.of_segment(record.manifest, segment)
 
     def read_leaf(self, record: Record, leaf: Leaf, segment: Payload) -> Payload:

@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,17 @@ from residual_store.encoding import decode
 from residual_store.engine.backlog import Backlog
 from residual_store.engine.database import Database
 from residual_store.engine.generations import Generations
+from residual_store.engine.host import check_held
 from residual_store.engine.index import Entry, Index
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.engine.large_leaf import LargeLeaf
 from residual_store.engine.programs import DurablePrograms
 from residual_store.engine.record import Record
 from residual_store.engine.root import Root
 from residual_store.engine.writers import Writers
 from residual_store.errors import DataLoss, NotFound, StoreFull
+from residual_store.key import run_of
+from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
 from residual_store.stat import stat_of
@@ -59,9 +64,13 @@ class DurableTier:
         self._noting = KeyLocks()
         self._generations = Generations(root, writers=self._writers, settings=settings, clock=clock)
         self.programs = DurablePrograms(root)
-        self.index = Index(root.directory / "index.sqlite" if root.directory else None, tier="durable")
+        self.index = Index(
+            root.directory / "index.sqlite" if root.directory else None,
+            tier="durable",
+            until=lambda: clock() + settings.dedup_seconds,
+        )
         self._backlog = Backlog(
-            self._unsettled(), settle=self._settle, retry_seconds=settings.retry_after_seconds
+            self.unsettled(), settle=self._settle, retry_seconds=settings.retry_after_seconds
         )
         self._writers.forget_dead()
         self._root.empty_trash()
@@ -79,7 +88,15 @@ class DurableTier:
         """Commit a bundle as the newest generation of its key, then remove the older ones.
 
         False if another process has replaced it already.
+        Raises `LeafNotHeld` for a bundle whose shared leaves are not here.
         """
+        if not bundle.manifest.shared:
+            return self._write(key, bundle, arrived=arrived, ttl=ttl)
+        with self.sharing():
+            check_held(key, bundle.manifest, lambda shared_key: self.find(shared_key) is not None)
+            return self._write(key, bundle, arrived=arrived, ttl=ttl)
+
+    def _write(self, key: str, bundle: Bundle, *, arrived: float, ttl: float | None) -> bool:
         generation = self._generations.next(key)
         packed_below = self._settings.packed_leaf_bytes
         record = Record(manifest=bundle.manifest, arrived=arrived, ttl=ttl, packed_below=packed_below)
@@ -89,7 +106,7 @@ class DurableTier:
                 database.write(bundle, record)
             expires_at = None if ttl is None else arrived + ttl
             with self._noting.of(key):
-                self.index.set(_entry(key, generation, record, expires_at=expires_at))
+                self.index.set(self._entry(key, generation, record, expires_at=expires_at))
         except BaseException as error:
             self._generations.remove(key, generation)
             if isinstance(error, StoreFull):
@@ -112,12 +129,21 @@ class DurableTier:
         """The manifest of a bundle, from the store."""
         return self._read(key, lambda database, record: record.manifest)
 
-    def read_leaf(self, key: str, index: int, allocate: Callable[[int], Payload]) -> npt.NDArray[np.generic]:
-        """One leaf, verified, without reading the other large ones."""
+    def read_leaf(
+        self,
+        key: str,
+        index: int,
+        allocate: Callable[[int], Payload],
+        shared: Callable[[Leaf], Payload],
+    ) -> npt.NDArray[np.generic]:
+        """One leaf, verified, without reading the other large ones; ``shared`` reads one that is not in the bundle."""
 
         def read(database: Database, record: Record) -> npt.NDArray[np.generic]:
             source = record.manifest.source(index)
-            payload = database.read_leaf(record, source, allocate(source.nbytes))
+            if source.is_shared:
+                payload = shared(source)
+            else:
+                payload = database.read_leaf(record, source, allocate(source.nbytes))
             return decode(source, payload, as_leaf=record.manifest.leaves[index])
 
         return self._read(key, read)
@@ -153,6 +179,17 @@ class DurableTier:
             for generation in self._generations.of(key):
                 self._generations.remove(key, generation)
             self.refreshed(key)
+
+    # Shared leaves
+
+    @property
+    def can_share(self) -> bool:
+        """Whether leaves can be shared: without locks between processes, one could collect what another has just used."""
+        return self._root.directory is not None
+
+    def sharing(self, *, to_collect: bool = False) -> AbstractContextManager[None]:
+        """Hold off collectors of all processes, or all who use shared leaves; not to be nested."""
+        return self._writers.sharing(to_collect=to_collect)
 
     # The index
 
@@ -203,14 +240,14 @@ class DurableTier:
             if record is not None:
                 # A touched lease is known to the index alone; without it the lease starts anew, so the bundle stays longer.
                 expires_at = None if record.ttl is None else self._clock() + record.ttl
-                return _entry(key, generation, record, expires_at=expires_at)
+                return self._entry(key, generation, record, expires_at=expires_at)
         return None
 
-    def _unsettled(self) -> set[str]:
-        """The keys of which the index does not say exactly what the names in the store say."""
+    def unsettled(self, run: str = "") -> set[str]:
+        """The keys, or those of one run, of which the index does not say exactly what the names in the store say."""
         # The index first: what another process commits meanwhile is then listed but not known, and is looked at.
-        known = self.index.keys()
-        stored = self._generations.all()
+        known = {key: name for key, name in self.index.keys().items() if not run or run_of(key) == run}
+        stored = self._generations.all(run)
         return {key for key in known.keys() | stored.keys() if stored.get(key) != [known.get(key)]}
 
     def _settle(self, key: str) -> Entry | None:
@@ -239,9 +276,13 @@ class DurableTier:
             directory=self._root.directory / folder if self._root.directory is not None else None,
         )
 
-
-def _entry(key: str, generation: str, record: Record, *, expires_at: float | None) -> Entry:
-    manifest = record.manifest
-    stat = stat_of(key, manifest, tier="durable", arrived=record.arrived, expires_at=expires_at)
-    paths = [f"{leaf.index} ({leaf.path})" for leaf in manifest.leaves]
-    return Entry(stat=stat, generation=generation, paths=" to ".join(paths[:1] + paths[1:][-1:]))
+    def _entry(self, key: str, generation: str, record: Record, *, expires_at: float | None) -> Entry:
+        manifest = record.manifest
+        stat = stat_of(key, manifest, tier="durable", arrived=record.arrived, expires_at=expires_at)
+        paths = [f"{leaf.index} ({leaf.path})" for leaf in manifest.leaves]
+        return Entry(
+            stat=stat,
+            generation=generation,
+            paths=" to ".join(paths[:1] + paths[1:][-1:]),
+            leaves=LargeLeaf.all_of(key, manifest, self._settings.dedup_bytes),
+        )

@@ -11,6 +11,7 @@ from residual_store.engine.writers import Writers
 from residual_store.errors import InvalidKey
 from residual_store.key import check_key
 from residual_store.settings import Settings
+from residual_store.shared_leaf import is_shared_key
 
 __all__ = ["Generations"]
 
@@ -41,10 +42,13 @@ class Generations:
         names = (name[len(_MARK) :] for name in self._root.names(f"{_BUNDLES}{key}/", _MARK))
         return sorted(filter(_NAME.fullmatch, names))
 
-    def all(self) -> dict[str, list[str]]:
-        """The generations of every key, from their names alone; on a file system, empty folders are removed on the way."""
+    def all(self, run: str = "") -> dict[str, list[str]]:
+        """The generations of every key, or every one of a run, from their names alone.
+
+        On a file system, empty folders are removed on the way.
+        """
         found: dict[str, list[str]] = {}
-        for folder in self._root.folders(_BUNDLES, _MARK):
+        for folder in self._root.folders(f"{_BUNDLES}{run}/" if run else _BUNDLES, _MARK):
             key, _, generation = folder.removeprefix(_BUNDLES).removesuffix("/").rpartition(f"/{_MARK}")
             if _NAME.fullmatch(generation) and self._is_key(key):
                 found.setdefault(key, []).append(generation)
@@ -72,6 +76,8 @@ class Generations:
         return int(moment, 16) / 1e9 < self._clock() - self._settings.orphan_seconds
 
     def _is_key(self, key: str) -> bool:
+        if is_shared_key(key):
+            return True
         try:
             check_key(key, self._settings)
         except InvalidKey:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from residual_store.bundle import Bundle
 from residual_store.engine.index import Entry, Index
+from residual_store.engine.large_leaf import LargeLeaf
+from residual_store.errors import LeafNotHeld
+from residual_store.key import run_of
+from residual_store.manifest import Manifest
+from residual_store.settings import Settings
+from residual_store.shared_leaf import is_shared_key, shared_keys
 from residual_store.store import Stat
 
-__all__ = ["HostTier"]
+__all__ = ["HostTier", "check_held"]
 
 
 @dataclass(frozen=True)
@@ -29,38 +36,46 @@ class _Copy:
 
 
 class HostTier:
-    """Bundles in the order of their arrival, with an index in memory, and copies of bundles in the durable tier.
+    """Bundles in the order of their arrival, the leaves that they share, and copies of what is in the durable tier.
 
     Of a key there is one or the other; a copy may be dropped at any time and does not show in listings.
     Nothing here takes longer when there are more bundles.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self.on_removal: Callable[[Bundle], None] = lambda bundle: None
         """Called with each bundle that its key stands for no more, before that can be seen."""
-        self.index = Index(None, tier="host")
+        self.index = Index(None, tier="host", until=lambda: clock() + settings.dedup_seconds)
+        self._settings = settings
         self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._shared: dict[str, _Held] = {}
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._resting_bytes = 0
         self._lock = threading.Lock()
 
     def close(self) -> None:
         self._held.clear()
+        self._shared.clear()
         self._copies.clear()
         self.index.close()
 
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
-        """Hold a bundle that is nowhere else."""
+        """Hold a bundle that is nowhere else, or a shared leaf; raises `LeafNotHeld` for one whose shared leaves are not here."""
+        leaves = LargeLeaf.all_of(stat.key, bundle.manifest, self._settings.dedup_bytes)
         with self._lock:
+            check_held(stat.key, bundle.manifest, self._shared.__contains__)
             self._let_go(stat.key)
-            self._held[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            self._rack(stat.key)[stat.key] = _Held(bundle, ttl, stat.nbytes)
             self._resting_bytes += stat.nbytes
-            self.index.set(Entry(stat=stat))
+            self.index.set(Entry(stat=stat, leaves=leaves))
+
+    def _rack(self, key: str) -> dict[str, _Held]:
+        return self._shared if is_shared_key(key) else self._held
 
     def put_copy(self, stat: Stat, bundle: Bundle) -> None:
         """Hold a copy of a durable bundle."""
         with self._lock:
-            if stat.key not in self._held:
+            if stat.key not in self._rack(stat.key):
                 self._copies[stat.key] = _Copy(bundle, stat.digest)
 
     def get(self, key: str, digest: str) -> Bundle | None:
@@ -69,6 +84,25 @@ class HostTier:
             return held.bundle
         copy = self._copies.get(key)
         return copy.bundle if copy is not None and copy.digest == digest else None
+
+    def shared(self, key: str) -> Bundle | None:
+        """The shared leaf with this key, if it or a copy of it is here."""
+        held = self._shared.get(key) or self._copies.get(key)
+        return held.bundle if held is not None else None
+
+    def keep(self, key: str, until: float) -> bool:
+        """Let a shared leaf stay until then at least; false if it is not here."""
+        with self._lock:
+            return key in self._shared and self.index.extend(key, until)
+
+    def collect(self, now: float, *, prefix: str = "") -> int:
+        """Let go of the shared leaves that no bundle here has and whose lease has ended, and return how many."""
+        with self._lock:
+            unused = self.index.unused(now, prefix=prefix)
+            for key in unused:
+                self._let_go(key)
+                self.index.remove(key)
+            return len(unused)
 
     def remove(self, key: str) -> None:
         """Let go of a bundle or copy; its memory is free when its last view dies."""
@@ -84,9 +118,14 @@ class HostTier:
 
     def _let_go(self, key: str) -> None:
         self._copies.pop(key, None)
-        if (held := self._held.pop(key, None)) is not None:
+        if (held := self._rack(key).pop(key, None)) is not None:
             self._resting_bytes -= held.nbytes
             self.on_removal(held.bundle)
+
+    def drop(self, key: str) -> None:
+        """Let go of the copy of what is in the durable tier no more."""
+        with self._lock:
+            self._copies.pop(key, None)
 
     def drop_copy(self) -> bool:
         """Let go of the oldest copy; false if there is none."""
@@ -114,3 +153,15 @@ class HostTier:
         """The stat of a durable bundle that is here as a copy too."""
         copy = self._copies.get(stat.key)
         return replace(stat, tier="host") if copy is not None and copy.digest == stat.digest else stat
+
+
+def check_held(key: str, manifest: Manifest, is_held: Callable[[str], bool]) -> None:
+    """Raise `LeafNotHeld`, which names the leaf, unless all leaves that a bundle shares are held."""
+    for leaf, shared_key in zip(manifest.shared, shared_keys(run_of(key), manifest), strict=True):
+        if not is_held(shared_key):
+            raise LeafNotHeld(
+                f"leaf {leaf.index} ({leaf.path}) of {key!r} has no bytes, and its run does not hold them; "
+                "send the whole bundle",
+                leaf=leaf.path,
+                index=leaf.index,
+            )

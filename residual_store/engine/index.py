@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from residual_store.engine.large_leaf import LargeLeaf
 from residual_store.errors import InternalError, StoreFull
 from residual_store.key import run_of
 from residual_store.store import RunUsage, Stat, Tier
 
 __all__ = ["Entry", "Index"]
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bundles (
     key TEXT PRIMARY KEY, run TEXT NOT NULL, generation TEXT NOT NULL, fingerprint TEXT, leaves INTEGER NOT NULL,
@@ -27,7 +29,16 @@ CREATE TABLE IF NOT EXISTS bundles (
     digest TEXT NOT NULL, content TEXT NOT NULL, paths TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_expiry ON bundles (expires_at) WHERE expires_at IS NOT NULL;
+CREATE TABLE IF NOT EXISTS leaves (
+    key TEXT NOT NULL, number INTEGER NOT NULL, shared_key TEXT NOT NULL, is_shared INTEGER NOT NULL,
+    PRIMARY KEY (key, number)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_shared_key ON leaves (shared_key);
 """
+_USED = "EXISTS (SELECT 1 FROM leaves WHERE shared_key = bundles.key AND is_shared)"
+_OF_A_CALLER = "instr(bundles.key, '/~') = 0"
+"""What distinguishes a bundle of a caller from a shared leaf."""
+
 _COLUMNS = (
     "key, fingerprint, leaves, nbytes, array_nbytes, arrived, expires_at, digest, content, generation, paths"
 )
@@ -35,18 +46,25 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row: the bundle's `Stat`, the generation of its database, and its leaf paths for messages."""
+    """One row: the bundle's `Stat`, the generation of its database, its leaf paths for messages, and its large leaves."""
 
     stat: Stat
     generation: str = ""
     paths: str = ""
+    leaves: tuple[LargeLeaf, ...] = ()
 
 
 class Index:
-    """The rows of one tier; safe to use from several threads, and on a file from several processes."""
+    """The rows of one tier; safe to use from several threads, and on a file from several processes.
 
-    def __init__(self, path: Path | None, *, tier: Tier) -> None:
+    ``until`` says when the lease of a shared leaf ends whose last bundle goes now.
+    """
+
+    def __init__(
+        self, path: Path | None, *, tier: Tier, until: Callable[[], float] = lambda: time.time() + 30.0
+    ) -> None:
         self.tier = tier
+        self._until = until
         self._lock = threading.RLock()
         self._database = _open(path)
 
@@ -61,6 +79,11 @@ class Index:
     def set(self, entry: Entry) -> None:
         """Insert or replace the row of one bundle."""
         stat = entry.stat
+        with self.batch():
+            self._set(stat, entry)
+
+    def _set(self, stat: Stat, entry: Entry) -> None:
+        self._release(stat.key)
         self._run(
             f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             *(
@@ -74,6 +97,11 @@ class Index:
             ),
             *(stat.digest, stat.content, entry.generation, entry.paths, run_of(stat.key)),
         )
+        for leaf in entry.leaves:
+            self._run(
+                "INSERT INTO leaves (key, number, shared_key, is_shared) VALUES (?, ?, ?, ?)",
+                *(stat.key, leaf.number, leaf.shared_key, leaf.is_shared),
+            )
 
     def get(self, key: str) -> Entry | None:
         """The row of one bundle, if there is one."""
@@ -82,7 +110,46 @@ class Index:
 
     def remove(self, key: str) -> None:
         """Forget one bundle."""
-        self._run("DELETE FROM bundles WHERE key = ?", key)
+        with self.batch():
+            self._release(key)
+            self._run("DELETE FROM bundles WHERE key = ?", key)
+
+    def _release(self, key: str) -> None:
+        """Forget the leaves of one bundle; the shared ones of them stay for a while."""
+        if not self._run("SELECT 1 FROM leaves WHERE key = ? LIMIT 1", key):
+            return
+        self._run(
+            "UPDATE bundles SET expires_at = max(expires_at, ?) WHERE key IN "
+            "(SELECT shared_key FROM leaves WHERE key = ? AND is_shared)",
+            *(self._until(), key),
+        )
+        self._run("DELETE FROM leaves WHERE key = ?", key)
+
+    # Shared leaves
+
+    def holders(self, shared_key: str) -> list[tuple[str, int]]:
+        """Keys of bundles, and the numbers of their own leaves that have the content of a shared one."""
+        rows = self._run(
+            "SELECT key, number FROM leaves WHERE shared_key = ? AND NOT is_shared LIMIT 4", shared_key
+        )
+        return [(str(key), int(str(number))) for key, number in rows]
+
+    def extend(self, shared_key: str, expires_at: float) -> bool:
+        """Let a shared leaf stay until then at least; false if there is none."""
+        rows = self._run(
+            "UPDATE bundles SET expires_at = max(expires_at, ?) WHERE key = ? RETURNING 1",
+            *(expires_at, shared_key),
+        )
+        return bool(rows)
+
+    def unused(self, now: float, *, prefix: str = "") -> list[str]:
+        """The keys of shared leaves that start with ``prefix``, that no bundle has, and whose lease has ended."""
+        rows = self._run(
+            f"SELECT key FROM bundles WHERE expires_at <= ? AND NOT {_OF_A_CALLER} "  # noqa: S608
+            f"AND substr(key, 1, length(?)) = ? AND NOT {_USED} ORDER BY expires_at",
+            *(now, prefix, prefix),
+        )
+        return [str(key) for (key,) in rows]
 
     def exchange(self, key: str, old: Entry | None, new: Entry | None) -> None:
         """Put ``new`` in the place of ``old`` unless the generation in that place has changed; None is no row."""
@@ -104,7 +171,7 @@ class Index:
         # One lower bound, because sqlite walks from the first of two that it meets.
         bound, start = (">", after) if after >= prefix else (">=", prefix)
         rows = self._run(
-            f"SELECT {_COLUMNS} FROM bundles WHERE key {bound} ? AND key < ? "  # noqa: S608
+            f"SELECT {_COLUMNS} FROM bundles WHERE key {bound} ? AND key < ? AND {_OF_A_CALLER} "  # noqa: S608
             "AND (expires_at IS NULL OR expires_at > ?) ORDER BY key LIMIT ?",
             *(start, prefix + "\U0010ffff", now, limit),
         )
@@ -118,12 +185,17 @@ class Index:
 
     def expired(self, now: float) -> list[str]:
         """Keys whose lease has ended, the longest ended first."""
-        rows = self._run("SELECT key FROM bundles WHERE expires_at <= ? ORDER BY expires_at", now)
+        rows = self._run(
+            f"SELECT key FROM bundles WHERE expires_at <= ? AND {_OF_A_CALLER} ORDER BY expires_at",  # noqa: S608
+            now,
+        )
         return [str(key) for (key,) in rows]
 
     def usage(self) -> Iterator[RunUsage]:
-        """Bundles and bytes by run."""
-        rows = self._run("SELECT run, count(*), sum(nbytes) FROM bundles GROUP BY run ORDER BY run")
+        """Bundles and bytes by run; a shared leaf is no bundle, and counts once."""
+        rows = self._run(
+            f"SELECT run, sum({_OF_A_CALLER}), sum(nbytes) FROM bundles GROUP BY run ORDER BY run"  # noqa: S608
+        )
         for run, bundles, nbytes in rows:
             yield RunUsage(run=str(run), tier=self.tier, bundles=int(str(bundles)), nbytes=int(str(nbytes)))
 
@@ -131,6 +203,9 @@ class Index:
     def batch(self) -> Iterator[None]:
         """Make many changes in one transaction."""
         with self._lock:
+            if self._database.in_transaction:
+                yield
+                return
             self._run("BEGIN IMMEDIATE")
             try:
                 yield

@@ -22,12 +22,14 @@ class Leases:
         settings: Settings,
         writing: KeyLocks,
         remove: Mapping[Tier, Callable[[str], None]],
+        collect: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._catalog = catalog
         self._settings = settings
         self._writing = writing
         self._remove = remove
+        self._collect = collect
         self._clock = clock
         self._sweep_at = clock() + settings.sweep_seconds
         self.expired = 0
@@ -39,12 +41,13 @@ class Leases:
             self.expire()
 
     def expire(self) -> int:
-        """Remove the bundles whose lease has ended, and return how many."""
+        """Remove the bundles whose lease has ended, and return how many; then what only they had goes in its time."""
         count = 0
         for tier, key in self._catalog.expired():
             with self._writing.of(key):
                 if self._catalog.has_expired(tier, key):
                     self._remove[tier](key)
                     count += 1
+        self._collect()
         self.expired += count
         return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -25,12 +25,14 @@ from residual_store.engine.memory import HostMemory
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
+from residual_store.engine.shared_on_disk import SharedOnDisk
+from residual_store.engine.sharing import Sharing
 from residual_store.engine.terms import check_durability, check_limit, check_size, check_ttl, check_wait
-from residual_store.errors import InvalidOption, NotFound, TooLarge
-from residual_store.key import check_key, check_prefix, run_of
-from residual_store.manifest import Manifest, decode, encode
-from residual_store.segments import Segment
+from residual_store.errors import NotFound, TooLarge
+from residual_store.key import check_deleted, check_key, check_prefix, check_run
+from residual_store.manifest import Manifest
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.stat import receipt_of, stat_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
 
@@ -58,22 +60,46 @@ class LocalStore(ClosedAtExit):
         self.url = url
         self.settings = settings
         self.arrivals = Arrivals()
-        self._host = HostTier()
+        self._host = HostTier(settings, clock=clock)
         self._durable = durable
         self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
         self._clock = clock
         self._writing = KeyLocks()
+        on_disk = None
+        if durable is not None:
+            on_disk = SharedOnDisk(durable, settings=settings, writing=self._writing, clock=clock)
         self._memory = HostMemory(
-            settings, arena=arena, host=self._host, durable=durable, writing=self._writing
+            settings,
+            arena=arena,
+            host=self._host,
+            durable=durable,
+            shared_on_disk=on_disk,
+            writing=self._writing,
+            clock=clock,
         )
         self._catalog = Catalog(self._host, durable, clock=clock)
         self._reading = Reading(catalog=self._catalog, host=self._host, durable=durable, memory=self._memory)
-        self.admission = Admission(settings, catalog=self._catalog, memory=self._memory)
+        self._sharing = Sharing(
+            host=self._host,
+            on_disk=on_disk,
+            memory=self._memory,
+            reading=self._reading,
+            settings=settings,
+            clock=clock,
+        )
+        self.admission = Admission(
+            settings, catalog=self._catalog, memory=self._memory, sharing=self._sharing
+        )
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
         if durable is not None:
             remove["durable"] = durable.remove
         self._leases = Leases(
-            self._catalog, settings=settings, writing=self._writing, remove=remove, clock=clock
+            self._catalog,
+            settings=settings,
+            writing=self._writing,
+            remove=remove,
+            collect=self._sharing.collect,
+            clock=clock,
         )
 
     @classmethod
@@ -136,7 +162,7 @@ class LocalStore(ClosedAtExit):
         durability = self.durability(durability)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
-            bundle = self._taken_in(key, bundle, durability, if_exists)
+            bundle = self.admission.take_in(key, bundle, durability, if_exists)
         with self._writing.of(key):
             arrived = self._clock()
             expires_at = None if ttl is None else arrived + ttl
@@ -153,24 +179,6 @@ class LocalStore(ClosedAtExit):
             stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
         )
 
-    def _taken_in(self, key: str, bundle: Bundle, durability: Durability, if_exists: IfExists) -> Bundle:
-        """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
-        if durability == "host" and not self._catalog.may_refuse(key, if_exists):
-            return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
-        bundle = bundle.sealed(check=True)
-        if durability == "host":
-            segment = self.admission.admit(key, bundle.manifest, if_exists=if_exists)
-            return self._copied(bundle, segment)
-        return self._readable(bundle)
-
-    def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
-        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
-
-    def _readable(self, bundle: Bundle) -> Bundle:
-        """The bundle, if what is put here can be read later too."""
-        decode(encode(bundle.manifest), self.settings)
-        return bundle
-
     def _commit(
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
     ) -> Stat:
@@ -184,6 +192,12 @@ class LocalStore(ClosedAtExit):
             raise already_exists(stat.key)
         self._host.remove(stat.key)
         return replace(stat, tier="durable", durability="disk")
+
+    def held(
+        self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
+    ) -> tuple[bool, ...]:
+        check_run(run, self.settings)
+        return self._sharing.held(run, leaves, self.durability(durability))
 
     # Getting
 
@@ -231,15 +245,13 @@ class LocalStore(ClosedAtExit):
         self._remove(key)
 
     def delete_prefix(self, prefix: str) -> int:
-        if not check_prefix(prefix, self.settings):
-            raise InvalidOption(
-                "the prefix is empty; name at least the run whose bundles to delete", option="prefix"
-            )
+        check_deleted(prefix, self.settings)
         count = 0
         while page := self.list(prefix=prefix, limit=min(100, self.settings.page_entries)).entries:
             for stat in page:
                 self._remove(stat.key)
             count += len(page)
+        self._sharing.drop(prefix)
         return count
 
     def _remove(self, key: str) -> None:
@@ -262,9 +274,9 @@ class LocalStore(ClosedAtExit):
         return self._leases.expire()
 
     def usage(self) -> Usage:
-        memory = self._memory.usage
+        memory, runs = self._memory.usage, self._catalog.usage()
         return Usage(
-            runs=self._catalog.usage(),
+            runs=runs,
             host_held_bytes=memory.held,
             host_idle_bytes=memory.idle,
             segments_fresh=memory.fresh,

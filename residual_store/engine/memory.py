@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from residual_store.arena import Arena
 from residual_store.bundle import Bundle
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.engine.shared_on_disk import SharedOnDisk
 from residual_store.errors import Busy, ResidualStoreError, StoreFull
+from residual_store.key import run_of
 from residual_store.place import BlockName
 from residual_store.segments import NoRoom, PoolUsage, Segment, SegmentPool
 from residual_store.settings import Settings
+from residual_store.shared_leaf import shared_keys
 
 __all__ = ["HostMemory"]
 
@@ -29,7 +35,9 @@ class HostMemory:
         arena: Arena | None,
         host: HostTier,
         durable: DurableTier | None,
+        shared_on_disk: SharedOnDisk | None,
         writing: KeyLocks,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._pool = SegmentPool(
@@ -41,7 +49,9 @@ class HostMemory:
         self._host = host
         host.on_removal = self.forget
         self._durable = durable
+        self._shared_on_disk = shared_on_disk
         self._writing = writing
+        self._clock = clock
         self.spilled = 0
 
     def close(self) -> None:
@@ -87,11 +97,12 @@ class HostMemory:
         """Drop a copy or spill a bundle; false if that is impossible or would not help."""
         if nbytes > self.total:
             return False
-        if self._host.drop_copy():
+        if self._host.drop_copy() or self._host.collect(self._clock()):
             return True
         key = self._host.oldest()
         if key is None or self._durable is None:
-            return False
+            # Leaves that a client was told of; it sends them again.
+            return bool(self._host.collect(math.inf))
         with self._writing.of(key):
             entry = self._host.index.get(key)
             bundle = self._host.get(key, entry.stat.digest) if entry is not None else None
@@ -99,11 +110,27 @@ class HostMemory:
                 newer = self._durable.find(key)
                 # Another process may have committed the key since; its bundle stays.
                 if newer is None or newer.stat.arrived < entry.stat.arrived:
-                    self._durable.write(key, bundle, arrived=entry.stat.arrived, ttl=self._host.lease_of(key))
+                    spilled = self._spillable(key, bundle)
+                    self._durable.write(
+                        key, spilled, arrived=entry.stat.arrived, ttl=self._host.lease_of(key)
+                    )
                     self._durable.index.lease(key, entry.stat.expires_at)
                     self.spilled += 1
                 self._host.remove(key)
         return True
+
+    def _spillable(self, key: str, bundle: Bundle) -> Bundle:
+        """The bundle as the durable tier can have it: the leaves that it shares are there, or are its own again."""
+        if not bundle.manifest.shared:
+            return bundle
+        keys = shared_keys(run_of(key), bundle.manifest)
+        leaves = [leaf for one in keys if (leaf := self._host.shared(one)) is not None]
+        if self._shared_on_disk is None or not self._shared_on_disk.possible:
+            return bundle.resolved(leaves)
+        until = self._clock() + self._settings.dedup_seconds
+        for one, leaf in zip(keys, leaves, strict=True):
+            self._shared_on_disk.keep(one, until, bundle=leaf)
+        return bundle
 
     def _refusal(self, nbytes: int) -> ResidualStoreError:
         free = self.total - (self._host.resting_bytes if self._durable is None else 0)

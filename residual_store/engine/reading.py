@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store.bundle import Bundle, Payload
+from residual_store.encoding import decode
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.memory import HostMemory
 from residual_store.errors import DataLoss, NotFound
 from residual_store.key import run_of
+from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.segments import Segment
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Stat
 
 __all__ = ["Reading"]
@@ -42,14 +45,45 @@ class Reading:
 
     def bundle(self, key: str, *, verify: bool = False) -> Bundle:
         """The whole bundle; with ``verify`` its digests are checked again if it is in the host tier."""
-        bundle = self._host.get(key, self.stat(key).digest)
-        if bundle is None:
-            segments: list[Segment] = []
-            bundle = self._of_durable(key, lambda durable: durable.read(key, self._allocator(key, segments)))
-            return replace(bundle, place=segments[-1].place)
-        if verify:
+        stat = self.stat(key)
+        held = self._host.get(key, stat.digest)
+        bundle = held if held is not None else self._stored(key)
+        if bundle.manifest.shared:
+            try:
+                bundle = bundle.resolved([self._shared(key, leaf) for leaf in bundle.manifest.shared])
+            except DataLoss:
+                # Deleted, replaced or spilled meanwhile, and its leaves gone with it.
+                if self.stat(key).digest == stat.digest and self._host.get(key, stat.digest) is held:
+                    raise
+                return self.bundle(key, verify=verify)
+        if verify and (held is not None or bundle.parts):
             bundle.verify(DataLoss)
         return bundle
+
+    def _stored(self, key: str) -> Bundle:
+        segments: list[Segment] = []
+        bundle = self._of_durable(key, lambda durable: durable.read(key, self._allocator(key, segments)))
+        return replace(bundle, place=segments[-1].place)
+
+    def shared(self, key: str) -> Bundle:
+        """The shared leaf with this key; what was read from the durable tier stays as a copy, because others have it too."""
+        found = self._host.shared(key)
+        if found is None:
+            found = self._stored(key)
+            if self._durable is not None and (entry := self._durable.find(key)) is not None:
+                self._host.put_copy(entry.stat, found)
+        return found
+
+    def _shared(self, key: str, leaf: Leaf) -> Bundle:
+        try:
+            return self.shared(SharedLeaf.of(leaf).key(run_of(key)))
+        except (NotFound, DataLoss) as error:
+            raise DataLoss(
+                f"the bundle {key!r}: leaf {leaf.index} ({leaf.path}) is missing or damaged, "
+                f"and so it is in all bundles of the run that share it: {error}",
+                leaf=leaf.path,
+                index=leaf.index,
+            ) from error
 
     def leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         """One leaf as a host array; raises `NotFound` if the bundle has no such leaf."""
@@ -60,15 +94,24 @@ class Reading:
             )
         bundle = self._host.get(key, stat.digest)
         if bundle is not None:
+            source = bundle.manifest.source(index)
+            if source.is_shared:
+                payload = self._shared(key, source).payloads[0]
+                return decode(source, payload, as_leaf=bundle.manifest.leaves[index])
             return bundle.array(index)
-        return self._of_durable(key, lambda durable: durable.read_leaf(key, index, self._allocator(key, [])))
+        return self._of_durable(
+            key,
+            lambda durable: durable.read_leaf(
+                key, index, self._allocator(key, []), lambda leaf: self._shared(key, leaf).payloads[0]
+            ),
+        )
 
     def manifest(self, key: str) -> Manifest:
         """The manifest alone."""
         bundle = self._host.get(key, self.stat(key).digest)
         if bundle is not None:
-            return bundle.manifest
-        return self._of_durable(key, lambda durable: durable.read_manifest(key))
+            return bundle.manifest.resolved
+        return self._of_durable(key, lambda durable: durable.read_manifest(key)).resolved
 
     def _of_durable[T](self, key: str, read: Callable[[DurableTier], T]) -> T:
         if self._durable is None:

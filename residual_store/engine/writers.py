@@ -9,9 +9,12 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from residual_store.range_lock import unlock, wait_for
+
 __all__ = ["Writers"]
 
 _DOOR = "door"
+_USE, _GATE = 1, 2
 
 
 class Writers:
@@ -49,6 +52,23 @@ class Writers:
             for lock in self._folder.iterdir():
                 if lock.name != _DOOR and _is_free(lock):
                     lock.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def sharing(self, *, to_collect: bool = False) -> Iterator[None]:
+        """Keep shared leaves from being collected while somebody finds them and commits a bundle that has them.
+
+        Those who use leaves hold it together, and who wants ``to_collect`` holds it alone.
+        """
+        assert self._folder is not None
+        descriptor = os.open(self._folder / _DOOR, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # Through the gate one by one, so that a collector who waits is not passed for ever.
+            wait_for(descriptor, _GATE, alone=True)
+            wait_for(descriptor, _USE, alone=to_collect)
+            unlock(descriptor, _GATE)
+            yield
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def _door(self, folder: Path) -> Iterator[None]:

@@ -9,7 +9,17 @@ from fastapi import Depends, FastAPI
 from residual_server.auth import Tokens
 from residual_server.metrics import Metered, Metrics
 from residual_server.problems import install
-from residual_server.routes import bundles, leases, leaves, listings, manifests, programs, segments, state
+from residual_server.routes import (
+    bundles,
+    digests,
+    leases,
+    leaves,
+    listings,
+    manifests,
+    programs,
+    segments,
+    state,
+)
 from residual_server.service import Service, refuse_unknown_parameters
 from residual_store.engine.local import LocalStore
 from residual_store.shared_arena import SharedArena
@@ -45,7 +55,7 @@ def create_app(
     app.add_middleware(Metered, metrics=metrics)
     install(app)
     # A key may hold slashes, so the longer paths come first.
-    for module in (leaves, manifests, leases, bundles, listings, programs, segments):
+    for module in (leaves, manifests, leases, bundles, digests, listings, programs, segments):
         app.include_router(module.router(service))
     app.include_router(state.router(service, metrics))
     return app

@@ -9,18 +9,20 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
 import anyio.to_thread
+import msgspec
 from fastapi import Request
 
 from residual_server.direct_body import EXTENSION, DirectBody
 from residual_store.bundle import Bundle
 from residual_store.engine.local import LocalStore
-from residual_store.errors import InvalidFrame, TooLarge, UnsupportedMedia, UploadStalled
+from residual_store.errors import InvalidFrame, InvalidOption, TooLarge, UnsupportedMedia, UploadStalled
 from residual_store.frame import MEDIA_TYPE, FrameReader
 from residual_store.segments import Segment
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import IfExists
 
-__all__ = ["receive_bundle", "receive_head", "receive_program", "slices"]
+__all__ = ["receive_bundle", "receive_head", "receive_leaves", "receive_program", "slices"]
 
 _SLICE = 1 << 20
 _DIRECT = 256 << 10
@@ -84,24 +86,50 @@ async def _filled_directly(request: Request, reader: FrameReader, settings: Sett
 
 async def receive_program(request: Request, settings: Settings) -> bytes:
     """The program in the body."""
-    length, program = _check_headers(request), bytearray()
+    limit = settings.max_program_bytes
+    return await _receive(
+        request, settings, limit, f"the program is above the limit max_program_bytes of {limit}"
+    )
+
+
+async def receive_leaves(request: Request, settings: Settings) -> list[SharedLeaf]:
+    """The names of leaves in the body, which is JSON."""
+    limit = settings.max_manifest_bytes
+    content = await _receive(
+        request,
+        settings,
+        limit,
+        f"the body is above the limit max_manifest_bytes of {limit}",
+        kinds=("application/json", ""),
+    )
+    try:
+        leaves = msgspec.json.decode(content, type=list[SharedLeaf])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise InvalidOption("the body is not a JSON list of leaves, each {digest, dtype, shape}") from None
+    if len(leaves) > settings.max_leaves:
+        raise TooLarge(f"the body names {len(leaves)} leaves; the limit max_leaves is {settings.max_leaves}")
+    return leaves
+
+
+async def _receive(
+    request: Request, settings: Settings, limit: int, beyond: str, kinds: tuple[str, ...] = _BINARY
+) -> bytes:
+    length, content = _check_headers(request, kinds), bytearray()
     async for chunk in _chunks(request, settings):
-        program += chunk
-        if len(program) > settings.max_program_bytes:
-            raise TooLarge(
-                f"the program is above the limit max_program_bytes of {settings.max_program_bytes}"
-            )
-    if length is not None and length != len(program):
-        raise InvalidFrame(f"the body has {len(program)} bytes and Content-Length says {length}")
-    return bytes(program)
+        content += chunk
+        if len(content) > limit:
+            raise TooLarge(beyond)
+    if length is not None and length != len(content):
+        raise InvalidFrame(f"the body has {len(content)} bytes and Content-Length says {length}")
+    return bytes(content)
 
 
-def _check_headers(request: Request) -> int | None:
+def _check_headers(request: Request, kinds: tuple[str, ...] = _BINARY) -> int | None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if kind not in _BINARY:
+    if kind not in kinds:
         raise UnsupportedMedia(
-            f"the content type {kind[:60]!r} is not a frame's; send application/octet-stream"
+            f"the content type {kind[:60]!r} is not what this route takes; send {kinds[0]}"
         )
     if coding not in ("identity", ""):
         raise UnsupportedMedia(

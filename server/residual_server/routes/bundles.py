@@ -100,18 +100,23 @@ def router(service: Service) -> APIRouter:
         """The frame of a bundle; with `wait`, as soon as it arrives.
 
         A client that has mapped the arena which it names in `Residual-Arena` gets the frame without its leaf area, and in
-        `Residual-Segment` the place where that is.
+        `Residual-Segment` the place where that is, followed by those of leaves with the encoding `shared`.
         """
         service.check_key(request, key, "read")
         bundle = await service.when_there(key, wait, lambda: store.get(key))
+        parts = bundle.parts or (bundle,)
+        places = [part.place for part in parts if part.manifest.nbytes]
         head = frame_head(bundle.manifest)
         length = frame_nbytes(head, bundle.manifest)
         headers = {
             "Content-Length": str(length),
             "ETag": f'"{digest_of_manifest(bundle.manifest)}"',
         }
-        if bundle.place is not None and request.headers.get(ARENA_HEADER) == bundle.place.arena:
-            headers |= {"Content-Length": str(len(head)), SEGMENT_HEADER: bundle.place.to_text()}
+        arena = request.headers.get(ARENA_HEADER)
+        shared = [place.to_text() for place in places if place is not None and place.arena == arena]
+        if shared and len(shared) == len(places):
+            head = frame_head(parts[0].manifest)
+            headers |= {"Content-Length": str(len(head)), SEGMENT_HEADER: "; ".join(shared)}
             return Response(head, headers=headers, media_type=MEDIA_TYPE)
         if length <= _AT_ONCE:
             return Response(b"".join(frame_parts(head, bundle)), headers=headers, media_type=MEDIA_TYPE)
