@@ -59,7 +59,8 @@ def router(service: Service) -> APIRouter:
         segment: Annotated[
             str | None,
             Query(
-                pattern=r"^[\w-]{1,64}:[0-9]{1,18}:[0-9a-f]{32}$", description="The block that holds the leaves."
+                pattern=r"^[\w-]{1,64}:[0-9]{1,18}:[0-9a-f]{32}$",
+                description="The block that holds the leaves.",
             ),
         ] = None,
     ) -> Response:
