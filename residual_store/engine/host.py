@@ -52,9 +52,15 @@ class HostTier:
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
         """Hold a bundle that is nowhere else."""
         with self._lock:
-            self._let_go(stat.key)
+            before = self._held.get(stat.key)
+            # In one step, because who reads takes no lock and must find the one or the other.
             self._held[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            self._held.move_to_end(stat.key)
+            self._copies.pop(stat.key, None)
             self._resting_bytes += stat.nbytes
+            if before is not None:
+                self._resting_bytes -= before.nbytes
+                self.on_removal(before.bundle)
             self.index.set(Entry(stat=stat))
 
     def put_copy(self, stat: Stat, bundle: Bundle) -> None:
