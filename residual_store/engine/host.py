@@ -38,6 +38,8 @@ class HostTier:
     def __init__(self) -> None:
         self.on_removal: Callable[[Bundle], None] = lambda bundle: None
         """Called with each bundle that its key stands for no more, before that can be seen."""
+        self.on_renewal: Callable[[Bundle], Bundle] = lambda bundle: bundle
+        """Called with a bundle whose lease changes; gives the same bundle at another place."""
         self.index = Index(None, tier="host")
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
@@ -84,9 +86,9 @@ class HostTier:
 
     def renew(self, key: str) -> None:
         """Let no client take its copy of a bundle's lease for the one that the bundle has from now on."""
-        held = self._held.get(key)
-        if held is not None:
-            self.on_removal(held.bundle)
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                self._held[key] = replace(held, bundle=self.on_renewal(held.bundle))
 
     def _let_go(self, key: str) -> None:
         self._copies.pop(key, None)

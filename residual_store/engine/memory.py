@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from residual_store.arena import Arena
 from residual_store.bundle import Bundle
 from residual_store.engine.durable import DurableTier
@@ -40,6 +42,7 @@ class HostMemory:
         )
         self._host = host
         host.on_removal = self.forget
+        host.on_renewal = self.moved
         self._durable = durable
         self._writing = writing
         self.spilled = 0
@@ -74,6 +77,10 @@ class HostMemory:
     def forget(self, bundle: Bundle) -> None:
         """Let no client find a bundle that is no more what its key stands for."""
         self._pool.void(bundle.place)
+
+    def moved(self, bundle: Bundle) -> Bundle:
+        """The same bundle in the same memory, which clients find at another place from now on."""
+        return replace(bundle, place=self._pool.renewed(bundle.place))
 
     def settle(self) -> None:
         """Offer what has come back to clients on this host."""
