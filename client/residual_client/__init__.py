@@ -20,10 +20,21 @@ from residual_client.backward import Backward
 from residual_client.client import Client, connect
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
+from residual_client.transforms import Offloaded
 from residual_store import errors
 from residual_store.settings import Settings
 from residual_store.store import Receipt
 
 del _flatbuffers, _jax
 
-__all__ = ["Backward", "Client", "EagerForwardWarning", "Handle", "Receipt", "Settings", "connect", "errors"]
+__all__ = [
+    "Backward",
+    "Client",
+    "EagerForwardWarning",
+    "Handle",
+    "Offloaded",
+    "Receipt",
+    "Settings",
+    "connect",
+    "errors",
+]
