@@ -34,6 +34,7 @@ from residual_store.frame import MEDIA_TYPE
 from residual_store.key import check_fingerprint, check_key, check_prefix
 from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
+from residual_store.parts import Part
 from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
@@ -87,11 +88,12 @@ class HttpStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        part: Part | None = None,
     ) -> Receipt:
         started = time.perf_counter()
         check_ttl(ttl, self.settings)
         check_if_exists(if_exists)
-        query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
+        query = {"durability": durability, "ttl": ttl, "if_exists": if_exists, "part": part}
         receipt = self._transport.put(self._bundle(key), key, bundle, query)
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 

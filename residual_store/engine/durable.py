@@ -7,6 +7,7 @@ A generation is committed once its database has a record: tensorstore makes an e
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import time
@@ -33,6 +34,8 @@ from residual_store.stat import stat_of
 from residual_store.store import Stat
 
 __all__ = ["DurableTier"]
+
+_SHELF = "parts/"
 
 log = logging.getLogger("residual_store")
 
@@ -72,6 +75,18 @@ class DurableTier:
         self._backlog.close()
         self.index.close()
         self._writers.close()
+
+    # Parts that wait for others
+
+    @property
+    def shelf_url(self) -> str:
+        """Where a store of parts that wait for others belongs: below this root, apart from its bundles."""
+        return json.dumps(self._root.spec(_SHELF))
+
+    @property
+    def has_shelf(self) -> bool:
+        """Whether there is such a store, as far as a file system tells."""
+        return self._root.directory is not None and (self._root.directory / _SHELF).is_dir()
 
     # Bundles
 

@@ -22,6 +22,7 @@ from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
+from residual_store.engine.parts import Parts, shelf_settings
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
@@ -29,6 +30,7 @@ from residual_store.engine.terms import check_durability, check_limit, check_siz
 from residual_store.errors import InvalidOption, NotFound, TooLarge
 from residual_store.key import check_key, check_prefix, run_of
 from residual_store.manifest import Manifest, decode, encode
+from residual_store.parts import Part
 from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.stat import receipt_of, stat_of
@@ -75,6 +77,20 @@ class LocalStore(ClosedAtExit):
         self._leases = Leases(
             self._catalog, settings=settings, writing=self._writing, remove=remove, clock=clock
         )
+        self._parts = Parts(
+            self,
+            open_shelf=self._open_shelf,
+            allocate=lambda nbytes, run: self._memory.allocate(nbytes, run=run),
+            has_program=self._programs.has,
+        )
+        if durable is not None and durable.has_shelf:
+            self._parts.open()
+
+    def _open_shelf(self) -> LocalStore:
+        settings = shelf_settings(self.settings)
+        if self._durable is None:
+            return LocalStore.in_memory(settings=settings, clock=self._clock)
+        return LocalStore.at(self._durable.shelf_url, settings=settings, clock=self._clock)
 
     @classmethod
     def in_memory(
@@ -111,6 +127,7 @@ class LocalStore(ClosedAtExit):
         return _LOOK_AGAIN_SECONDS if self._durable is not None else None
 
     def close(self) -> None:
+        self._parts.close()
         self._host.close()
         self._memory.close()
         if self._durable is not None:
@@ -126,6 +143,7 @@ class LocalStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        part: Part | None = None,
     ) -> Receipt:
         started = time.perf_counter()
         self._leases.sweep()
@@ -133,6 +151,8 @@ class LocalStore(ClosedAtExit):
         check_size(key, bundle.manifest, self.settings)
         check_ttl(ttl, self.settings)
         durability = self.durability(durability)
+        if part is not None:
+            return self._parts.put(key, bundle, part, durability=durability, ttl=ttl, if_exists=if_exists)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
             bundle = self._taken_in(key, bundle, durability, if_exists)
@@ -239,6 +259,7 @@ class LocalStore(ClosedAtExit):
             for stat in page:
                 self._remove(stat.key)
             count += len(page)
+        self._parts.forget_below(prefix)
         return count
 
     def _remove(self, key: str) -> None:
@@ -258,7 +279,7 @@ class LocalStore(ClosedAtExit):
 
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""
-        return self._leases.expire()
+        return self._leases.expire() + self._parts.expire()
 
     def usage(self) -> Usage:
         memory = self._memory.usage
@@ -269,7 +290,7 @@ class LocalStore(ClosedAtExit):
             segments_fresh=memory.fresh,
             segments_recycled=memory.recycled,
             host_total_bytes=self._memory.total,
-            expired=self._leases.expired,
+            expired=self._leases.expired + self._parts.expired,
             spilled=self._memory.spilled,
             unindexed=self._catalog.unindexed,
         )
