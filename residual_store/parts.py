@@ -27,7 +27,7 @@ __all__ = ["ATTEMPT", "MOST_PARTS", "Part", "Piece", "attempt_of", "difference",
 
 type Host = npt.NDArray[np.generic]
 
-ATTEMPT = "attempt"
+ATTEMPT = "residual-store.attempt"
 """The label that is equal in the parts of one offload, and in no others."""
 
 MOST_PARTS = 65_536

@@ -21,6 +21,7 @@ from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.sharding import Attempts, own_pieces, spread_of
 from residual_client.staging import Staging
 from residual_client.transfer import abstract, check_precision, placement_of, start_copies
 from residual_client.vjp import check_vjp, residuals_of
@@ -36,6 +37,7 @@ from residual_store.errors import (
 )
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
+from residual_store.parts import ATTEMPT, attempt_of
 from residual_store.settings import Settings
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Durability, IfExists, Store, open_store
@@ -72,6 +74,7 @@ class Client(ClosedAtExit):
         self.store = store
         self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
+        self._attempts = Attempts(store.settings)
         self._calls: dict[str, Call] = {}
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._scratch_numbers = itertools.count()
@@ -124,7 +127,12 @@ class Client(ClosedAtExit):
         known = check_vjp(vjp)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
-        copies = start_copies(residuals, self._staging)
+        part = None
+        if (spread := spread_of(residuals, key)) is not None:
+            part, attempt = spread.part, self._attempts.next(key or "", spread)
+            user = {**(user or {}), ATTEMPT: attempt}
+        copies = start_copies(residuals, self._staging) if part is None else iter(())
+        pieces = None if part is None else own_pieces(residuals, self._staging)
         program = None if key is None else self._programs.of(vjp, known)
         if program is not None:
             self._programs.store(program)
@@ -133,16 +141,19 @@ class Client(ClosedAtExit):
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
         bundle = bundle_of(
-            vjp, known, residuals, copies, program, key=key, settings=settings, args=args, user=user
+            vjp, known, residuals, copies, program,
+            key=key, settings=settings, args=args, user=user, pieces=pieces,
         )
-        receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
+        receipt = self.store.put(
+            key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part
+        )
         if program is not None and not receipt.has_program:
             # The store has forgotten it, as a server in memory does when it starts anew.
             receipt = replace(receipt, has_program=self._programs.store(program, again=True))
         handle = Handle(
             key=key,
-            digest=receipt.digest,
-            fingerprint=bundle.manifest.fingerprint,
+            digest=receipt.digest if part is None else attempt,
+            fingerprint=program.fingerprint if program is not None else None,
             scratch=scratch,
             receipt=receipt,
             local=Local(tree_structure(vjp), [placement_of(leaf) for leaf in tree_leaves(vjp)]),
@@ -196,10 +207,11 @@ class Client(ClosedAtExit):
                 "get it outside of jax.jit and pass the VJP object in"
             )
         key = source.key if isinstance(source, Handle) else source
-        bundle = self.store.get(key, wait=wait)
+        bundle = self._attempts.get(self.store, source, wait=wait)
         if bundle.manifest.key not in (None, key):
             raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
-        if isinstance(source, Handle) and digest_of_manifest(bundle.manifest) != source.digest:
+        names = (digest_of_manifest(bundle.manifest), attempt_of(bundle.manifest))
+        if isinstance(source, Handle) and source.digest not in names:
             raise BundleReplaced(
                 f"the bundle {key!r} was replaced after this handle was made; use the key if the new one is wanted",
                 key=key,

@@ -15,6 +15,7 @@ from jax import export
 from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax.lax import _convert_element_type
@@ -27,7 +28,9 @@ __all__ = [
     "NotNeeded",
     "NotSaveable",
     "TreeDef",
+    "agreed",
     "children_of",
+    "counted",
     "host_callbacks",
     "is_fresh",
     "is_ref",
@@ -169,6 +172,26 @@ def release_dead_arrays() -> None:
     JAX itself does so only at its next transfer or at a garbage collection.
     """
     _jax.collect_garbage()
+
+
+def counted(name: str) -> int:
+    """How often this job of several processes has counted under this name, now included."""
+    return int(_coordinator().key_value_increment(name, 1))
+
+
+def agreed(name: str, proposal: str | None, *, seconds: float) -> str:
+    """The text that one process of this job has proposed under a name, as soon as it has.
+
+    Raises RuntimeError if it has not within ``seconds``.
+    It goes through JAX's coordination service, not through the devices.
+    """
+    if proposal is not None:
+        _coordinator().key_value_set(name, proposal)
+    return str(_coordinator().blocking_key_value_get(name, int(seconds * 1000)))
+
+
+def _coordinator() -> Any:
+    return _distributed.global_state.client
 
 
 def key_impl(dtype: Any) -> str:

@@ -18,6 +18,7 @@ from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
 from residual_store.manifest import Argument, Manifest, UserValue, labels
+from residual_store.parts import Piece, part_bundle
 from residual_store.settings import Settings
 
 __all__ = ["bundle_of"]
@@ -40,16 +41,21 @@ def bundle_of(
     settings: Settings,
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
+    pieces: Iterable[Piece] | None = None,
 ) -> Bundle:
     """The bundle of a VJP object whose ``residuals`` have the values ``copies``, which are not copied again.
 
+    With ``pieces`` it is this process's part of the bundle, and these are its values.
     Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
     """
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
         manifest = replace(manifest, arguments=_digested(manifest, args))
     manifest = replace(manifest, key=key, user=labels(user, settings))
-    return Bundle.encoded(manifest, list(copies), identities=[id(residual.value) for residual in residuals])
+    identities = [id(residual.value) for residual in residuals]
+    if pieces is not None:
+        return part_bundle(manifest, list(pieces), identities=identities)
+    return Bundle.encoded(manifest, list(copies), identities=identities)
 
 
 def _manifest(
