@@ -20,7 +20,7 @@ from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
-from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.restore import check_program, check_widths, place_leaves, placements_like, rebuild
 from residual_client.sharding import Attempts, own_pieces, spread_of
 from residual_client.staging import Staging
 from residual_client.transfer import abstract, check_precision, placement_of, start_copies
@@ -178,7 +178,13 @@ class Client(ClosedAtExit):
     # Restore
 
     def restore(
-        self, source: Handle | str, *, args: Sequence[Any] | None = None, like: Any = None, wait: float = 0.0
+        self,
+        source: Handle | str,
+        *,
+        args: Sequence[Any] | None = None,
+        like: Any = None,
+        as_numpy: bool = False,
+        wait: float = 0.0,
     ) -> Any:
         """The VJP object again, with the leaves as they were.
 
@@ -187,6 +193,8 @@ class Client(ClosedAtExit):
         only what is missing. Without ``args``, what is missing stays a ``NotSaveable()`` for you to fill.
         ``like`` is the VJP object of the same function, real or abstract, such as
         ``jax.eval_shape(forward, *args)[1]``; it is needed unless this process has traced the program itself.
+        Leaves go to where those of ``like`` are, if it is real, and else to a mesh like the one that they were on.
+        With ``as_numpy`` they are host arrays, whatever devices they were on; PRNG keys stay arrays of JAX.
         ``wait`` is how many seconds to wait for a bundle that another process is about to store.
 
         Raises `NotFound`, `ProgramMismatch` with the first difference, `ArgumentMismatch` naming the leaf, and others
@@ -196,7 +204,9 @@ class Client(ClosedAtExit):
         """
         key, bundle = self._get(source, wait)
         treedef, placements = self._treedef(source, key, bundle, like)
-        return rebuild(bundle, treedef, placements, key=key, args=args, staging=self._staging)
+        return rebuild(
+            bundle, treedef, placements, key=key, args=args, staging=self._staging, as_numpy=as_numpy
+        )
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
@@ -222,7 +232,7 @@ class Client(ClosedAtExit):
         if like is not None:
             program = self._programs.of(like, check_vjp(like))
             check_program(bundle.manifest, program, key=key, store=self.store)
-            return program.treedef, [placement_of(leaf) for leaf in tree_leaves(like)]
+            return program.treedef, placements_like(tree_leaves(like), bundle.manifest.leaves)
         if isinstance(source, Handle) and source.local is not None:
             return source.local.treedef, source.local.placements
         known = self._programs.known(bundle.manifest.fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Sharding
 
 from residual_client.jax_compat import TreeDef, x64_enabled
@@ -12,7 +13,7 @@ from residual_client.meshes import Meshes
 from residual_client.program import Program, bundle_signature, text_difference, text_of
 from residual_client.refusals import about
 from residual_client.staging import Staging
-from residual_client.transfer import check_precision, placement_for, to_device
+from residual_client.transfer import as_host, check_precision, placement_for, placement_of, to_device
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle, digest_of
 from residual_store.errors import PrecisionMismatch, ProgramMismatch, ResidualStoreError
@@ -20,7 +21,7 @@ from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
-__all__ = ["check_program", "check_widths", "place_leaves", "rebuild"]
+__all__ = ["check_program", "check_widths", "place_leaves", "placements_like", "rebuild"]
 
 
 def rebuild(
@@ -31,6 +32,7 @@ def rebuild(
     key: str,
     args: Sequence[Any] | None,
     staging: Staging,
+    as_numpy: bool = False,
 ) -> Any:
     """The VJP object of a bundle in a treedef whose program is known to be the bundle's.
 
@@ -45,8 +47,23 @@ def rebuild(
                 "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
             )
         values = check_arguments(args, manifest.arguments, manifest.in_tree)
-        leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
+        if as_numpy:
+            leaves = [
+                as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves
+            ]
+        else:
+            leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
         return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
+
+
+def placements_like(like: Sequence[Any], leaves: Sequence[Leaf]) -> list[Sharding | None]:
+    """Where each leaf goes so that it is where that of ``like`` is; None stands for: where its record says."""
+    return [
+        one.sharding
+        if leaf.sharding is not None and isinstance(one, jax.Array)
+        else placement_of(one)
+        for one, leaf in zip(like, leaves, strict=True)
+    ]
 
 
 def check_widths(manifest: Manifest) -> None:

@@ -24,6 +24,7 @@ from residual_store.leaf import Aval, Channel, Leaf
 __all__ = [
     "Residual",
     "abstract",
+    "as_host",
     "check_precision",
     "check_readable",
     "is_key",
@@ -228,6 +229,11 @@ def _special(host: Host, leaf: Leaf, target: Sharding | None) -> Any:
     # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
     keys = _wrapped(jnp.asarray(host), leaf)
     return keys if target is None else jax.device_put(keys, target)
+
+
+def as_host(host: Host, leaf: Leaf) -> Any:
+    """The restored leaf as a host array; keys are an array of JAX, which numpy does not have."""
+    return host if leaf.kind == "array" else _special(host, leaf, None)
 
 
 def _is_spread(target: Sharding | None) -> bool:

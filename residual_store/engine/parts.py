@@ -112,14 +112,13 @@ class Parts:
 
     def _done(self, key: str, whole: Manifest, if_exists: IfExists) -> Receipt | None:
         """The receipt of a part whose bundle is there already; raises `AlreadyExists` for another bundle."""
-        try:
+        if self._is_there(key, whole):
             stat, found = self._store.stat(key), self._store.manifest(key)
-        except NotFound:
-            return None
-        if attempt_of(found) is not None and attempt_of(found) == attempt_of(whole):
             return self._told(receipt_of(stat, found, existed=True, has_program=False, seconds={}), whole)
         if if_exists == "error":
-            raise already_exists(key)
+            with contextlib.suppress(NotFound):
+                self._store.stat(key)
+                raise already_exists(key)
         return None
 
     def _agrees(self, key: str, whole: Manifest, part: Part) -> bool:
@@ -164,10 +163,22 @@ class Parts:
             bundle = join(parts, self._store.settings, allocate)
             bundle = replace(bundle, place=segments[-1].place)
             self._store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists)
-        except (AlreadyExists, InvalidManifest):
+        except InvalidManifest:
             self._forget(*places)
             raise
+        except AlreadyExists:
+            # Perhaps another process that has this root open was joining the same parts.
+            if not self._is_there(key, whole):
+                self._forget(*places)
+                raise
         self._forget(*places)
+
+    def _is_there(self, key: str, whole: Manifest) -> bool:
+        try:
+            found = attempt_of(self._store.manifest(key))
+        except NotFound:
+            return False
+        return found is not None and found == attempt_of(whole)
 
     def _forget(self, *places: str) -> None:
         for place in places:
