@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from residual_store import encoding
+from residual_store.blocks import Blocks
 from residual_store.digest import Payload, copy_and_digest, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
@@ -30,6 +31,7 @@ class Bundle:
     ``owned`` says that nobody else can change the payloads, so a store may keep them without a copy.
     ``place`` says where other processes of this host find the leaf area, if they can.
     ``area`` is the leaf area of a frame, gaps included, if the payloads are views of one.
+    ``blocks`` has the leaves whose bytes lie in several pieces until the bundle is copied or sealed; the payload is empty.
 
     >>> bundle = Bundle.of_arrays({"h": np.arange(3.0)})
     >>> bundle.array(0)
@@ -41,6 +43,7 @@ class Bundle:
     owned: bool = False
     place: Place | None = None
     area: Payload | None = None
+    blocks: Mapping[int, Blocks] = field(default_factory=dict)
 
     @classmethod
     def of_arrays(
@@ -66,7 +69,7 @@ class Bundle:
 
     @classmethod
     def encoded(
-        cls, manifest: Manifest, hosts: list[npt.NDArray[np.generic]], *, identities: list[int]
+        cls, manifest: Manifest, hosts: Sequence[npt.NDArray[np.generic] | Blocks], *, identities: list[int]
     ) -> Bundle:
         """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks and repetitions.
 
@@ -77,7 +80,7 @@ class Bundle:
         """
         encoded = encoding.encode_all(hosts, identities)
         payloads = tuple([one.payload for one in encoded])
-        lengths = [payload.size for payload in payloads]
+        lengths = [one.nbytes for one in encoded]
         leaves = [
             msgspec.structs.replace(
                 leaf,
@@ -92,7 +95,8 @@ class Bundle:
                 manifest.leaves, encoded, lengths, offsets_of(lengths), strict=True
             )
         ]
-        return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads)
+        blocks = {index: one.blocks for index, one in enumerate(encoded) if one.blocks is not None}
+        return cls(manifest=replace(manifest, leaves=tuple(leaves)), payloads=payloads, blocks=blocks)
 
     def array(self, index: int) -> npt.NDArray[np.generic]:
         """The values of one leaf as a host array; raises IndexError.
@@ -123,6 +127,8 @@ class Bundle:
         """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
         if self.is_sealed and not check:
             return self
+        if self.blocks:
+            return self._gathered().sealed(check=check)
         self._check_lengths()
         digests = [
             digest_of(payload) if check or not leaf.digest else leaf.digest
@@ -144,13 +150,25 @@ class Bundle:
                 segment[end : leaf.offset] = 0
             stop = leaf.offset + leaf.nbytes
             target = segment[leaf.offset : stop]
-            digests.append(copy_and_digest(payload, target, copied=copied, base=leaf.offset))
+            if (blocks := self.blocks.get(leaf.index)) is not None:
+                blocks.fill(target)
+                copied(stop)
+                digests.append(digest_of(target))
+            else:
+                digests.append(copy_and_digest(payload, target, copied=copied, base=leaf.offset))
             end = stop or end
         return Bundle.of_area(self._sealed(digests), segment)
 
+    def _gathered(self) -> Bundle:
+        payloads = list(self.payloads)
+        for index, blocks in self.blocks.items():
+            payloads[index] = blocks.gathered().reshape(-1).view(np.uint8)
+        return replace(self, payloads=tuple(payloads), blocks={})
+
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
-            if payload.nbytes != leaf.nbytes:
+            held = self.blocks.get(leaf.index, payload)
+            if held.nbytes != leaf.nbytes:
                 raise damaged(leaf, InvalidFrame)
 
     def _sealed(self, digests: list[bytes]) -> Manifest:

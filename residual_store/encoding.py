@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from residual_store.blocks import Blocks
 from residual_store.digest import Payload, digest_of
 from residual_store.dtypes import DTYPES
 from residual_store.leaf import Encoding, Leaf
@@ -33,9 +34,16 @@ class Encoded(msgspec.Struct, frozen=True):
     digest: bytes
     alias_of: int | None = None
     same_array: bool = False
+    blocks: Blocks | None = None
+    """The bytes, if they lie in several pieces; the payload is then empty until they are put together."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes after encoding."""
+        return self.payload.size if self.blocks is None else self.blocks.nbytes
 
 
-def encode_all(hosts: Sequence[Host], identities: Sequence[int]) -> list[Encoded]:
+def encode_all(hosts: Sequence[Host | Blocks], identities: Sequence[int]) -> list[Encoded]:
     """Encode the leaves of one bundle in order.
 
     A repetition is found by identity, or by a sample of the bytes and then byte for byte, so two leaves that merely
@@ -49,6 +57,11 @@ def encode_all(hosts: Sequence[Host], identities: Sequence[int]) -> list[Encoded
         if source != index and _same_layout(host, hosts[source]):
             done.append(_alias(source, done[source], same_array=True))
             continue
+        if isinstance(host, Blocks):
+            if host.nbytes and host.dtype.kind != "b":
+                done.append(_encode_blocks(host))
+                continue
+            host = host.gathered()
         encoding, payload = _encode(host)
         digest = digest_of(payload) if payload.size <= _DIGESTED_AT_ONCE else b""
         twin = None
@@ -68,7 +81,14 @@ def _alias(source: int, encoded: Encoded, *, same_array: bool) -> Encoded:
     return Encoded("alias", _NOTHING, encoded.digest, source, same_array)
 
 
-def _same_layout(one: Host, other: Host) -> bool:
+def _encode_blocks(host: Blocks) -> Encoded:
+    element = host.constant()
+    if element is not None:
+        return Encoded("constant", element, digest_of(element))
+    return Encoded("raw", _NOTHING, b"", blocks=host)
+
+
+def _same_layout(one: Host | Blocks, other: Host | Blocks) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.nbytes > 0
 
 

@@ -5,9 +5,8 @@ A part is a bundle itself: its first leaf holds the manifest of the whole and sa
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -15,15 +14,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from residual_store.blocks import Blocks, Start
 from residual_store.bundle import Bundle, Payload
-from residual_store.dtypes import element_bytes, name_of
+from residual_store.dtypes import DTYPES, name_of
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.layout import offsets_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
 
-__all__ = ["ATTEMPT", "MOST_PARTS", "Part", "Piece", "attempt_of", "difference", "join", "part_bundle", "whole_of"]
+__all__ = [
+    "ATTEMPT",
+    "MOST_PARTS",
+    "Part",
+    "Piece",
+    "attempt_of",
+    "difference",
+    "join",
+    "part_bundle",
+    "whole_of",
+]
 
 type Host = npt.NDArray[np.generic]
 
@@ -59,7 +69,8 @@ class Part:
         """The part itself; raises `InvalidOption` if there is no such part."""
         if not 0 <= self.index < self.count <= MOST_PARTS:
             raise InvalidOption(
-                f"part is {self}; the index is below the count, and the count at most {MOST_PARTS}", option="part"
+                f"part is {self}; the index is below the count, and the count at most {MOST_PARTS}",
+                option="part",
             )
         return self
 
@@ -72,7 +83,7 @@ class Piece:
     """A block of one leaf: the index of the leaf, where in each dimension the block starts, and its values."""
 
     leaf: int
-    start: tuple[int, ...]
+    start: Start
     values: Host
 
 
@@ -186,17 +197,14 @@ def join(parts: Sequence[Bundle], settings: Settings, allocate: Callable[[int], 
     Raises `InvalidManifest`, which names the leaf, if the pieces do not tile every leaf.
     """
     whole = whole_of(parts[0].array(0), settings)
-    blocks: list[dict[tuple[int, ...], Host]] = [{} for _ in whole.leaves]
-    for part in parts:
-        for index, (leaf, start) in enumerate(_read(part.array(0)).pieces, 1):
-            if not 0 <= leaf < len(blocks) or index >= len(part.manifest.leaves):
-                raise InvalidManifest(f"a part has a piece {index} of leaf {leaf}, and there is no such one")
-            _collect(blocks[leaf], whole.leaves[leaf], start, part.array(index))
-    leaves = [_encoded(leaf, found) for leaf, found in zip(whole.leaves, blocks, strict=True)]
-    whole = _laid_out(whole, leaves, digest=b"")
+    wholes = [
+        Blocks(dtype=DTYPES[leaf.dtype], shape=leaf.shape, blocks=blocks)
+        for leaf, blocks in zip(whole.leaves, _blocks_of(parts, whole), strict=True)
+    ]
+    whole = _laid_out(whole, list(map(_encoded, whole.leaves, wholes)), digest=b"")
     segment = allocate(whole.nbytes)
     end = 0
-    for leaf, found in zip(whole.leaves, blocks, strict=True):
+    for leaf, found in zip(whole.leaves, wholes, strict=True):
         if leaf.nbytes:
             segment[end : leaf.offset] = 0
             end = leaf.offset + leaf.nbytes
@@ -204,9 +212,22 @@ def join(parts: Sequence[Bundle], settings: Settings, allocate: Callable[[int], 
     return Bundle.of_area(whole, segment).sealed()
 
 
-def _collect(blocks: dict[tuple[int, ...], Host], leaf: Leaf, start: tuple[int, ...], values: Host) -> None:
+def _blocks_of(parts: Sequence[Bundle], whole: Manifest) -> list[dict[Start, Host]]:
+    """The blocks of each leaf by their start."""
+    blocks: list[dict[Start, Host]] = [{} for _ in whole.leaves]
+    for part in parts:
+        for index, (leaf, start) in enumerate(_read(part.array(0)).pieces, 1):
+            if not 0 <= leaf < len(blocks) or index >= len(part.manifest.leaves):
+                raise InvalidManifest(f"a part has a piece {index} of leaf {leaf}, and there is no such one")
+            _collect(blocks[leaf], whole.leaves[leaf], start, part.array(index))
+    return blocks
+
+
+def _collect(blocks: dict[Start, Host], leaf: Leaf, start: Start, values: Host) -> None:
     if name_of(values.dtype) != leaf.dtype or values.ndim != len(leaf.shape) or len(start) != values.ndim:
-        raise InvalidManifest(f"a piece of {leaf.path} is {values.dtype}{list(values.shape)} at {list(start)}")
+        raise InvalidManifest(
+            f"a piece of {leaf.path} is {values.dtype}{list(values.shape)} at {list(start)}"
+        )
     known = blocks.setdefault(start, values)
     if known is not values and (known.shape != values.shape or _bytes(known) != _bytes(values)):
         raise InvalidManifest(
@@ -219,59 +240,21 @@ def _bytes(values: Host) -> memoryview:
     return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
 
-def _encoded(leaf: Leaf, blocks: dict[tuple[int, ...], Host]) -> Leaf:
-    """The leaf, as a constant if all of its blocks are one; raises unless the blocks tile it."""
+def _encoded(leaf: Leaf, blocks: Blocks) -> Leaf:
+    """The leaf, as a constant if all of its blocks are one; raises `InvalidManifest` unless they cover it."""
     if leaf.encoding == "alias" or not leaf.array_nbytes:
         return leaf
-    _check_tiles(leaf, blocks)
-    # A constant comes out of its part as one element that is broadcast.
-    firsts = {_bytes(_first(one)).tobytes() for one in blocks.values()}
-    constant = len(firsts) == 1 and leaf.elements > 1 and all(map(_is_broadcast, blocks.values()))
-    return leaf.changed(encoding="constant") if constant else leaf
-
-
-def _first(values: Host) -> Host:
-    """The first element alone; flattening a broadcast array would make all of it."""
-    return values[(slice(1),) * values.ndim]
-
-
-def _is_broadcast(values: Host) -> bool:
-    return values.size == 1 or not any(values.strides)
-
-
-def _check_tiles(leaf: Leaf, blocks: dict[tuple[int, ...], Host]) -> None:
-    """Blocks of one shape that start at its multiples, as many as there is room for, cover every element once."""
-    shapes = {values.shape for values in blocks.values()}
-    shape = next(iter(shapes), ())
-    tiles = len(shapes) == 1 and all(
-        size and not whole % size for size, whole in zip(shape, leaf.shape, strict=True)
-    )
-    if tiles:
-        count = math.prod(whole // size for size, whole in zip(shape, leaf.shape, strict=True))
-        tiles = len(blocks) == count and all(_is_tile(start, shape, leaf.shape) for start in blocks)
-    if not tiles:
+    if not blocks.are_tiles():
         raise InvalidManifest(
             f"the parts do not cover {leaf.path}, which is {leaf.dtype}{list(leaf.shape)}: they have blocks at "
-            f"{', '.join(str(list(start)) for start in list(blocks)[:8])}"
+            f"{', '.join(str(list(start)) for start in list(blocks.blocks)[:8])}"
         )
+    return leaf.changed(encoding="constant") if leaf.elements > 1 and blocks.constant() is not None else leaf
 
 
-def _is_tile(start: Iterable[int], shape: Sequence[int], whole: Sequence[int]) -> bool:
-    return all(
-        0 <= first <= most - size and not first % size
-        for first, size, most in zip(start, shape, whole, strict=True)
-    )
-
-
-def _fill(target: Payload, leaf: Leaf, blocks: dict[tuple[int, ...], Host]) -> None:
-    """Copy the blocks to where they stand in the C order of the whole leaf."""
-    if leaf.encoding == "constant":
-        target[:] = _bytes(_first(next(iter(blocks.values()))))
-        return
-    itemsize = element_bytes(leaf.dtype)
-    # numpy copies an unsigned integer of the same size at the speed of memory, and a bfloat16 one at a time.
-    word = np.dtype(f"u{itemsize}") if itemsize <= 8 else np.dtype("c16")
-    whole = target.view(word).reshape(leaf.shape)
-    for start, values in blocks.items():
-        block = tuple(slice(first, first + size) for first, size in zip(start, values.shape, strict=True))
-        whole[block] = values.view(word)
+def _fill(target: Payload, leaf: Leaf, blocks: Blocks) -> None:
+    element = blocks.constant() if leaf.encoding == "constant" else None
+    if element is None:
+        blocks.fill(target)
+    else:
+        target[:] = element

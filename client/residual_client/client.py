@@ -141,12 +141,18 @@ class Client(ClosedAtExit):
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
         bundle = bundle_of(
-            vjp, known, residuals, copies, program,
-            key=key, settings=settings, args=args, user=user, pieces=pieces,
+            vjp,
+            known,
+            residuals,
+            copies,
+            program,
+            key=key,
+            settings=settings,
+            args=args,
+            user=user,
+            pieces=pieces,
         )
-        receipt = self.store.put(
-            key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part
-        )
+        receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part)
         if program is not None and not receipt.has_program:
             # The store has forgotten it, as a server in memory does when it starts anew.
             receipt = replace(receipt, has_program=self._programs.store(program, again=True))

@@ -16,6 +16,7 @@ from residual_client.program import Program
 from residual_client.transfer import Host, Residual, abstract, leaf_of
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
+from residual_store.blocks import Blocks
 from residual_store.bundle import Bundle, digest_of
 from residual_store.manifest import Argument, Manifest, UserValue, labels
 from residual_store.parts import Piece, part_bundle
@@ -34,7 +35,7 @@ def bundle_of(
     vjp: Any,
     known: Linearized,
     residuals: list[Residual],
-    copies: Iterable[Host],
+    copies: Iterable[Host | Blocks],
     program: Program | None,
     *,
     key: str,

@@ -48,9 +48,7 @@ def rebuild(
             )
         values = check_arguments(args, manifest.arguments, manifest.in_tree)
         if as_numpy:
-            leaves = [
-                as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves
-            ]
+            leaves = [as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves]
         else:
             leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
         return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
@@ -59,9 +57,7 @@ def rebuild(
 def placements_like(like: Sequence[Any], leaves: Sequence[Leaf]) -> list[Sharding | None]:
     """Where each leaf goes so that it is where that of ``like`` is; None stands for: where its record says."""
     return [
-        one.sharding
-        if leaf.sharding is not None and isinstance(one, jax.Array)
-        else placement_of(one)
+        one.sharding if leaf.sharding is not None and isinstance(one, jax.Array) else placement_of(one)
         for one, leaf in zip(like, leaves, strict=True)
     ]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from residual_client.handle import Handle
 from residual_client.jax_compat import agreed, counted
 from residual_client.staging import Staging
-from residual_client.transfer import Residual, check_readable, is_key
+from residual_client.transfer import Residual, block_start, check_readable, data_of, distinct_shards
+from residual_store.blocks import Start
 from residual_store.bundle import Bundle
 from residual_store.errors import LeafUnavailable
 from residual_store.parts import Part, Piece, attempt_of
@@ -73,9 +73,10 @@ def own_pieces(residuals: Sequence[Residual], staging: Staging) -> Iterator[Piec
     """
     check_readable(residuals)
     blocks = []
-    for index, value in {id(one.value): (at, one.value) for at, one in reversed([*enumerate(residuals)])}.values():
-        data = jax.random.key_data(value) if is_key(value) else value
-        blocks += [(index, start, block) for start, block in _own_blocks(data)]
+    for index, value in {
+        id(one.value): (at, one.value) for at, one in reversed([*enumerate(residuals)])
+    }.values():
+        blocks += [(index, start, block) for start, block in _own_blocks(data_of(value))]
     hosts = staging.to_host([block for _, _, block in blocks])
     return (
         Piece(leaf=index, start=start, values=host)
@@ -83,20 +84,16 @@ def own_pieces(residuals: Sequence[Residual], staging: Staging) -> Iterator[Piec
     )
 
 
-def _own_blocks(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+def _own_blocks(value: Any) -> Iterator[tuple[Start, Any]]:
     if not _is_spread(value):
-        yield (0,) * np.ndim(value), value
+        yield from distinct_shards(value).items()
         return
-    owners: dict[tuple[int, ...], int] = {}
+    owners: dict[Start, int] = {}
     for device, index in value.sharding.devices_indices_map(value.shape).items():
-        start = _start(index)
+        start = block_start(index)
         owners[start] = min(owners.get(start, device.process_index), device.process_index)
-    own = {_start(shard.index): shard.data for shard in value.addressable_shards}
-    yield from ((start, data) for start, data in own.items() if owners[start] == jax.process_index())
-
-
-def _start(index: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(one.start or 0 for one in index)
+    own = jax.process_index()
+    yield from ((start, data) for start, data in distinct_shards(value).items() if owners[start] == own)
 
 
 class Attempts:

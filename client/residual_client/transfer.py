@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from residual_client.jax_compat import key_impl, relabelled, x64_enabled
 from residual_client.meshes import Meshes, symbolic
 from residual_client.staging import Staging
+from residual_store.blocks import Blocks, Start
 from residual_store.dtypes import DTYPES, FLOAT0, name_of
 from residual_store.errors import LeafMismatch, LeafUnavailable, PrecisionMismatch
 from residual_store.frame import aligned_empty
@@ -25,8 +26,11 @@ __all__ = [
     "Residual",
     "abstract",
     "as_host",
+    "block_start",
     "check_precision",
     "check_readable",
+    "data_of",
+    "distinct_shards",
     "is_key",
     "leaf_of",
     "placement_for",
@@ -72,18 +76,56 @@ def abstract(value: Any) -> Aval:
     return Aval(dtype=name, shape=tuple(value.shape), weak_type=bool(getattr(value, "weak_type", False)))
 
 
-def start_copies(residuals: Sequence[Residual], staging: Staging) -> Iterator[Host]:
+def start_copies(residuals: Sequence[Residual], staging: Staging) -> Iterator[Host | Blocks]:
     """Check that every leaf can be read, start all copies to the host at once, and give them in order.
+
+    A leaf on several devices is not gathered: it comes as the blocks that they hold, one that several hold only once.
 
     No bytes are copied where a leaf is in host memory already.
     Raises `LeafUnavailable`, which names the leaf.
     """
     check_readable(residuals)
-    values = [
-        jax.random.key_data(residual.value) if is_key(residual.value) else residual.value
-        for residual in residuals
-    ]
-    return _read(residuals, staging.to_host(values))
+    values = [data_of(residual.value) for residual in residuals]
+    shards = [distinct_shards(value) for value in values]
+    hosts = staging.to_host([shard for found in shards for shard in found.values()])
+    return _read(residuals, values, shards, hosts)
+
+
+def data_of(value: Any) -> Any:
+    """The array that holds the values: of typed PRNG keys their data."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def distinct_shards(value: Any) -> dict[Start, Any]:
+    """The single-device arrays of a value that this process can address, by their start, each block once."""
+    if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1:
+        return {(0,) * value.ndim: value}
+    return {block_start(shard.index): shard.data for shard in reversed(value.addressable_shards)}
+
+
+def block_start(index: tuple[slice, ...]) -> Start:
+    """Where the block of an array with this index starts."""
+    return tuple(one.start or 0 for one in index)
+
+
+def _read(
+    residuals: Iterable[Residual],
+    values: Iterable[Any],
+    shards: Iterable[Mapping[Start, Any]],
+    hosts: Iterator[Host],
+) -> Iterator[Host | Blocks]:
+    for residual, value, found in zip(residuals, values, shards, strict=True):
+        try:
+            blocks = {start: next(hosts) for start in found}
+        except Exception as error:
+            raise LeafUnavailable(
+                f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
+            ) from error
+        first = next(iter(blocks.values()))
+        if first.shape == value.shape:
+            yield first
+        else:
+            yield Blocks(dtype=first.dtype, shape=value.shape, blocks=blocks)
 
 
 def check_readable(residuals: Iterable[Residual]) -> None:
@@ -91,17 +133,6 @@ def check_readable(residuals: Iterable[Residual]) -> None:
     for residual in residuals:
         _check_dtype(residual)
         _check_value(residual)
-
-
-def _read(residuals: Iterable[Residual], copies: Iterator[Host]) -> Iterator[Host]:
-    for residual in residuals:
-        try:
-            host = next(copies)
-        except Exception as error:
-            raise LeafUnavailable(
-                f"{residual.path} cannot be read: {type(error).__name__}: {error}", leaf=residual.path
-            ) from error
-        yield host
 
 
 def _check_dtype(residual: Residual) -> None:

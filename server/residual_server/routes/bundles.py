@@ -62,7 +62,8 @@ def router(service: Service) -> APIRouter:
             Query(pattern=r"^[\w-]{1,64}:\d{1,18}$", description="The block that holds the leaves."),
         ] = None,
         part: Annotated[
-            str | None, Query(pattern=r"^\d{1,6}/\d{1,6}$", description="Which part of how many the frame is.")
+            str | None,
+            Query(pattern=r"^\d{1,6}/\d{1,6}$", description="Which part of how many the frame is."),
         ] = None,
     ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
@@ -81,9 +82,7 @@ def router(service: Service) -> APIRouter:
 
         def put() -> tuple[Receipt, Place | None]:
             whole = bundle if segment is None else _adopted(store, key, head, block, admitted)
-            receipt = store.put(
-                key, whole, durability=durability, ttl=ttl, if_exists=if_exists, part=piece
-            )
+            receipt = store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
             stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
             return receipt, whole.place if stays else None
 
