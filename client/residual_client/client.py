@@ -237,8 +237,9 @@ class Client(ClosedAtExit):
     def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
         if like is not None:
             program = self._programs.of(like, check_vjp(like))
-            check_program(bundle.manifest, program, key=key, store=self.store)
-            return program.treedef, placements_like(tree_leaves(like), bundle.manifest.leaves)
+            leaves = tree_leaves(like)
+            check_program(bundle.manifest, program, leaves, key=key, store=self.store)
+            return program.treedef, placements_like(leaves, bundle.manifest.leaves)
         if isinstance(source, Handle) and source.local is not None:
             return source.local.treedef, source.local.placements
         known = self._programs.known(bundle.manifest.fingerprint)

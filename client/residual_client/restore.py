@@ -9,14 +9,14 @@ import jax
 from jax.sharding import Sharding
 
 from residual_client.jax_compat import TreeDef, x64_enabled
-from residual_client.meshes import Meshes
+from residual_client.meshes import Meshes, named, symbolic
 from residual_client.program import Program, bundle_signature, text_difference, text_of
 from residual_client.refusals import about
 from residual_client.staging import Staging
 from residual_client.transfer import as_host, check_precision, placement_for, placement_of, to_device
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle, digest_of
-from residual_store.errors import PrecisionMismatch, ProgramMismatch, ResidualStoreError
+from residual_store.errors import MeshMismatch, PrecisionMismatch, ProgramMismatch, ResidualStoreError
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
@@ -101,8 +101,13 @@ def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Shardi
     return where and all(getattr(leaf, name) == getattr(source, name) for name in names)
 
 
-def check_program(manifest: Manifest, program: Program, *, key: str, store: Store) -> None:
-    """Raise `ProgramMismatch`, which names the first difference, unless the bundle's program is this one."""
+def check_program(
+    manifest: Manifest, program: Program, like: Sequence[Any], *, key: str, store: Store
+) -> None:
+    """Raise `ProgramMismatch`, which names the first difference, unless the bundle's program is this one.
+
+    Raises `MeshMismatch`, which names both meshes too, if the leaves of ``like`` are on another one than the bundle's.
+    """
     if manifest.fingerprint is not None and manifest.fingerprint == program.fingerprint:
         return
     if program.fingerprint is None or manifest.fingerprint is None:
@@ -114,6 +119,13 @@ def check_program(manifest: Manifest, program: Program, *, key: str, store: Stor
     difference = bundle_signature(manifest).difference(program.signature) or _operations_difference(
         manifest, program, store
     )
+    made_on = named(leaf.sharding for leaf in manifest.leaves)
+    is_on = named(symbolic(getattr(leaf, "sharding", None), len(leaf.shape)) for leaf in like)
+    if made_on != is_on and any(isinstance(leaf, jax.Array) for leaf in like):
+        raise MeshMismatch(
+            f"{key!r} was made on {made_on} and the VJP object given is on {is_on}, where its backward is another "
+            f"program: {difference}; pass like= from the same mesh, or as_numpy=True with the handle"
+        )
     raise ProgramMismatch(
         f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
         f"so restoring it would give a wrong gradient: {difference}; "
