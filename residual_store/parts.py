@@ -184,6 +184,8 @@ def _difference(name: str, one: Any, other: Any) -> str:
     if isinstance(one, tuple) and len(one) == len(other):
         index = next(index for index in range(len(one)) if one[index] != other[index])
         return _difference(f"{name}[{index}]", one[index], other[index])
+    if isinstance(one, tuple):
+        return f"{name} has {len(other)} entries there and {len(one)} here"
     if isinstance(one, Leaf) and isinstance(other, Leaf):
         field = next(field for field in one.__struct_fields__ if getattr(one, field) != getattr(other, field))
         return f"{one.path}: " + _difference(f"{name}.{field}", getattr(one, field), getattr(other, field))

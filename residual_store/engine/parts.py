@@ -125,13 +125,14 @@ class Parts:
         """Whether all parts are there; raises `InvalidManifest`, and lets go of this part, if it differs from another."""
         there = 0
         for other in range(part.count):
-            place = _place(key, whole, Part(index=other, count=part.count))
+            sibling = Part(index=other, count=part.count)
+            place = _place(key, whole, sibling)
             with contextlib.suppress(NotFound):
                 text = difference(whole, whole_of(self._shelf.get_leaf(place, 0), self._store.settings))
                 if text is not None:
                     self._forget(_place(key, whole, part))
                     raise InvalidManifest(
-                        f"part {part} of {key!r} is of another bundle than part {other}: {text}; "
+                        f"part {part} of {key!r} is of another bundle than part {sibling}: {text}; "
                         "every process must offload the same VJP object"
                     )
                 there += 1
