@@ -20,8 +20,8 @@ from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
-from residual_client.restore import check_program, check_widths, place_leaves, placements_like, rebuild
-from residual_client.sharding import Attempts, own_pieces, spread_of
+from residual_client.restore import check_program, check_widths, place_anywhere, placements_like, rebuild
+from residual_client.sharding import Attempts, own_pieces
 from residual_client.staging import Staging
 from residual_client.transfer import abstract, check_precision, placement_of, start_copies
 from residual_client.vjp import check_vjp, residuals_of
@@ -35,9 +35,8 @@ from residual_store.errors import (
     ProgramUnavailable,
     StoreUnavailable,
 )
-from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, UserValue
-from residual_store.parts import ATTEMPT, attempt_of
+from residual_store.parts import attempt_of
 from residual_store.settings import Settings
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Durability, IfExists, Store, open_store
@@ -127,12 +126,9 @@ class Client(ClosedAtExit):
         known = check_vjp(vjp)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
-        part = None
-        if (spread := spread_of(residuals, key)) is not None:
-            part, attempt = spread.part, self._attempts.next(key or "", spread)
-            user = {**(user or {}), ATTEMPT: attempt}
-        copies = start_copies(residuals, self._staging) if part is None else iter(())
-        pieces = None if part is None else own_pieces(residuals, self._staging)
+        part, user = self._attempts.part_of(residuals, key, user)
+        copies = start_copies(residuals, self._staging) if part is None else ()
+        pieces = own_pieces(residuals, self._staging) if part is not None else None
         program = None if key is None else self._programs.of(vjp, known)
         if program is not None:
             self._programs.store(program)
@@ -158,7 +154,7 @@ class Client(ClosedAtExit):
             receipt = replace(receipt, has_program=self._programs.store(program, again=True))
         handle = Handle(
             key=key,
-            digest=receipt.digest if part is None else attempt,
+            digest=(attempt_of(bundle.manifest) if part is not None else None) or receipt.digest,
             fingerprint=program.fingerprint if program is not None else None,
             scratch=scratch,
             receipt=receipt,
@@ -274,14 +270,8 @@ class Client(ClosedAtExit):
         with about(key):
             check_widths(bundle.manifest)
         call = self._call(key, bundle.manifest)
-        movable = replace(
-            bundle,
-            manifest=replace(bundle.manifest, leaves=tuple(map(_anywhere, bundle.manifest.leaves))),
-        )
         with about(key):
-            return Backward(
-                key, bundle.manifest, place_leaves(movable, None, live=(), staging=self._staging), call
-            )
+            return Backward(key, bundle.manifest, place_anywhere(bundle, staging=self._staging), call)
 
     def _call(self, key: str, manifest: Manifest) -> Call:
         fingerprint = manifest.fingerprint
@@ -296,8 +286,3 @@ class Client(ClosedAtExit):
                 ) from error
             self._calls[fingerprint] = load_program(program, manifest, key)
         return self._calls[fingerprint]
-
-
-def _anywhere(leaf: Leaf) -> Leaf:
-    """A program is lowered for device memory and for no device in particular, so a leaf need not be where it was."""
-    return leaf.changed(memory_kind=None, committed=False)

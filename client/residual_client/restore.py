@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
-__all__ = ["check_program", "check_widths", "place_leaves", "placements_like", "rebuild"]
+__all__ = ["check_program", "check_widths", "place_anywhere", "placements_like", "rebuild"]
 
 
 def rebuild(
@@ -89,6 +90,13 @@ def place_leaves(
     arrays = to_device([bundle.array(leaf.index) for leaf in own], own, targets, staging)
     placed: dict[int | None, Any] = {leaf.index: array for leaf, array in zip(own, arrays, strict=True)}
     return [placed[leaf.index if leaf.index in placed else leaf.alias_of] for leaf in leaves]
+
+
+def place_anywhere(bundle: Bundle, *, staging: Staging) -> list[Any]:
+    """All leaves for a stored program, which is lowered for device memory and for no device in particular."""
+    leaves = tuple(leaf.changed(memory_kind=None, committed=False) for leaf in bundle.manifest.leaves)
+    movable = replace(bundle, manifest=replace(bundle.manifest, leaves=leaves))
+    return place_leaves(movable, None, live=(), staging=staging)
 
 
 def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Sharding | None] | None) -> bool:

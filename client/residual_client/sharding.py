@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from residual_client.transfer import Residual, block_start, check_readable, data
 from residual_store.blocks import Start
 from residual_store.bundle import Bundle
 from residual_store.errors import LeafUnavailable
-from residual_store.parts import Part, Piece, attempt_of
+from residual_store.manifest import UserValue
+from residual_store.parts import ATTEMPT, Part, Piece, attempt_of
 from residual_store.settings import Settings
 from residual_store.store import Store
 
@@ -109,6 +110,18 @@ class Attempts:
         self._tokens: dict[tuple[int, ...], str] = {}
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._floor = 0
+
+    def part_of(
+        self, residuals: Sequence[Residual], key: str | None, user: Mapping[str, UserValue] | None
+    ) -> tuple[Part | None, Mapping[str, UserValue] | None]:
+        """Which part of a bundle this process stores, and its labels; None if the bundle is this process's alone.
+
+        Raises `LeafUnavailable` for a scratch bundle over several processes.
+        """
+        spread = spread_of(residuals, key)
+        if spread is None or key is None:
+            return None, user
+        return spread.part, {**(user or {}), ATTEMPT: self.next(key, spread)}
 
     def next(self, key: str, spread: Spread) -> str:
         """The name of the next offload of a key; raises `LeafUnavailable` if the first process does not answer."""

@@ -22,7 +22,7 @@ from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
-from residual_store.engine.parts import Parts, shelf_settings
+from residual_store.engine.parts import Parts
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
@@ -77,20 +77,7 @@ class LocalStore(ClosedAtExit):
         self._leases = Leases(
             self._catalog, settings=settings, writing=self._writing, remove=remove, clock=clock
         )
-        self._parts = Parts(
-            self,
-            open_shelf=self._open_shelf,
-            allocate=lambda nbytes, run: self._memory.allocate(nbytes, run=run),
-            has_program=self._programs.has,
-        )
-        if durable is not None and durable.has_shelf:
-            self._parts.open()
-
-    def _open_shelf(self) -> LocalStore:
-        settings = shelf_settings(self.settings)
-        if self._durable is None:
-            return LocalStore.in_memory(settings=settings, clock=self._clock)
-        return LocalStore.at(self._durable.shelf_url, settings=settings, clock=self._clock)
+        self._parts = Parts(self, memory=self._memory, programs=self._programs, durable=durable, clock=clock)
 
     @classmethod
     def in_memory(

@@ -6,23 +6,26 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from residual_store.bundle import Bundle, Payload
 from residual_store.engine.catalog import already_exists
+from residual_store.engine.durable import DurableTier
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.engine.memory import HostMemory
+from residual_store.engine.programs import Programs
 from residual_store.errors import AlreadyExists, InvalidManifest, NotFound
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
 from residual_store.parts import Part, attempt_of, difference, join, whole_of
 from residual_store.segments import Segment
-from residual_store.settings import Settings
 from residual_store.stat import receipt_of
-from residual_store.store import Durability, IfExists, Receipt, Store
+from residual_store.store import Durability, IfExists, Receipt, Store, open_store
 
-__all__ = ["Parts", "Shelf", "shelf_settings"]
+__all__ = ["Parts"]
 
 _KEY_CHARS = 256
+"""The key of a part is that of its bundle and so much more at most."""
 
 
 class Shelf(Store, Protocol):
@@ -32,33 +35,33 @@ class Shelf(Store, Protocol):
         """Remove the parts whose lease has ended, and return how many."""
 
 
-def shelf_settings(settings: Settings) -> Settings:
-    """The settings of a shelf: the key of a part is that of its bundle and a little more."""
-    return replace(settings, max_key_chars=settings.max_key_chars + _KEY_CHARS)
-
-
 class Parts:
     """Takes in the parts of bundles, and commits a bundle to its ``store`` when the last one comes.
 
-    ``open_shelf`` opens the store in which they wait, once, when there is need of it.
+    The store in which they wait is opened when there is need of it.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        open_shelf: Callable[[], Shelf],
-        allocate: Callable[[int, str], Segment],
-        has_program: Callable[[str], bool],
+        memory: HostMemory,
+        programs: Programs,
+        durable: DurableTier | None,
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._has_program = has_program
-        self._open_shelf = open_shelf
-        self._allocate = allocate
+        self._memory = memory
+        self._programs = programs
+        self._shelf_url = "memory://" if durable is None else durable.shelf_url
+        self._clock = clock
         self._joining = KeyLocks()
         self._opening = threading.Lock()
         self._opened: Shelf | None = None
         self.expired = 0
+        if durable is not None and durable.has_shelf:
+            # Parts that were left by a process before this one must expire too.
+            assert self._shelf
 
     def close(self) -> None:
         if self._opened is not None:
@@ -68,7 +71,11 @@ class Parts:
     def _shelf(self) -> Shelf:
         with self._opening:
             if self._opened is None:
-                self._opened = self._open_shelf()
+                settings = self._store.settings
+                settings = replace(settings, max_key_chars=settings.max_key_chars + _KEY_CHARS)
+                self._opened = cast(
+                    "Shelf", open_store(self._shelf_url, settings=settings, clock=self._clock)
+                )
             return self._opened
 
     def put(
@@ -107,7 +114,7 @@ class Parts:
             fingerprint=whole.fingerprint,
             platforms=whole.platforms,
             no_program=whole.no_program,
-            has_program=whole.fingerprint is not None and self._has_program(whole.fingerprint),
+            has_program=whole.fingerprint is not None and self._programs.has(whole.fingerprint),
         )
 
     def _done(self, key: str, whole: Manifest, if_exists: IfExists) -> Receipt | None:
@@ -152,7 +159,7 @@ class Parts:
         segments: list[Segment] = []
 
         def allocate(nbytes: int) -> Payload:
-            segments.append(self._allocate(nbytes, run_of(key)))
+            segments.append(self._memory.allocate(nbytes, run=run_of(key)))
             return segments[-1].memory
 
         try:
@@ -185,10 +192,6 @@ class Parts:
         for place in places:
             with contextlib.suppress(NotFound):
                 self._shelf.delete(place)
-
-    def open(self) -> None:
-        """Look after parts that were left by a process before this one."""
-        assert self._shelf
 
     def forget_below(self, prefix: str) -> None:
         """Let go of the parts of all bundles whose key starts with ``prefix``."""
