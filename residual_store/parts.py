@@ -161,6 +161,11 @@ def _leaf_of(index: int, whole: Manifest, piece: Piece) -> Leaf:
 
 def whole_of(description: Host, settings: Settings) -> Manifest:
     """The manifest of the whole in the first leaf of a part; raises `InvalidManifest`."""
+    if description.nbytes > settings.max_manifest_bytes:
+        raise InvalidManifest(
+            f"the description of a part has {description.nbytes} bytes; "
+            f"the limit max_manifest_bytes is {settings.max_manifest_bytes}"
+        )
     return decode(_read(description).manifest, settings)
 
 
@@ -231,11 +236,19 @@ def _collect(blocks: dict[Start, Host], leaf: Leaf, start: Start, values: Host) 
             f"a piece of {leaf.path} is {values.dtype}{list(values.shape)} at {list(start)}"
         )
     known = blocks.setdefault(start, values)
-    if known is not values and (known.shape != values.shape or _bytes(known) != _bytes(values)):
+    if known is not values and not _are_equal(known, values):
         raise InvalidManifest(
             f"{leaf.path} differs between the processes; only a leaf that is one array over all of them, or equal in "
             "each, can be stored in parts"
         )
+
+
+def _are_equal(one: Host, other: Host) -> bool:
+    """Whether two blocks have the same bytes; constants, which come as one element that is broadcast, are not made whole."""
+    if one.shape == other.shape and one.size > 1 and not any((*one.strides, *other.strides)):
+        origin = (slice(1),) * one.ndim
+        one, other = one[origin], other[origin]
+    return one.shape == other.shape and _bytes(one) == _bytes(other)
 
 
 def _bytes(values: Host) -> memoryview:

@@ -18,7 +18,7 @@ from residual_client.staging import Staging
 from residual_client.transfer import Residual, block_start, check_readable, data_of, distinct_shards
 from residual_store.blocks import Start
 from residual_store.bundle import Bundle
-from residual_store.errors import LeafUnavailable
+from residual_store.errors import LeafUnavailable, NotFound
 from residual_store.manifest import UserValue
 from residual_store.parts import ATTEMPT, Part, Piece, attempt_of
 from residual_store.settings import Settings
@@ -157,9 +157,17 @@ class Attempts:
         token, _, count = digest.partition("-")
         if token not in self._tokens.values():
             return store.get(key, wait=wait)
-        deadline = time.monotonic() + max(wait, self._settings.part_ttl_seconds)
+        patience = max(wait, self._settings.part_ttl_seconds)
+        deadline = time.monotonic() + patience
         while True:
-            bundle = store.get(key, wait=max(deadline - time.monotonic(), 0.0))
+            try:
+                bundle = store.get(key, wait=max(deadline - time.monotonic(), 0.0))
+            except NotFound as error:
+                raise NotFound(
+                    f"this process has stored its part of {key!r}, and those of the others did not come within "
+                    f"{patience:g} s, or the bundle was deleted",
+                    key=key,
+                ) from error
             theirs, _, number = (attempt_of(bundle.manifest) or "").partition("-")
             if (theirs == token and int(number) >= int(count)) or time.monotonic() >= deadline:
                 return bundle
