@@ -110,6 +110,7 @@ class Attempts:
         self._tokens: dict[tuple[int, ...], str] = {}
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._floor = 0
+        self._whole: OrderedDict[str, int] = OrderedDict()
 
     def part_of(
         self, residuals: Sequence[Residual], key: str | None, user: Mapping[str, UserValue] | None
@@ -155,7 +156,7 @@ class Attempts:
         """
         key, digest = (source.key, source.digest) if isinstance(source, Handle) else (source, "")
         token, _, count = digest.partition("-")
-        if token not in self._tokens.values():
+        if token not in self._tokens.values() or self._whole.get(key, 0) >= int(count):
             return store.get(key, wait=wait)
         patience = max(wait, self._settings.part_ttl_seconds)
         deadline = time.monotonic() + patience
@@ -169,6 +170,16 @@ class Attempts:
                     key=key,
                 ) from error
             theirs, _, number = (attempt_of(bundle.manifest) or "").partition("-")
-            if (theirs == token and int(number) >= int(count)) or time.monotonic() >= deadline:
+            if theirs == token and int(number) >= int(count):
+                self._note_whole(key, int(number))
+                return bundle
+            if time.monotonic() >= deadline:
                 return bundle
             time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _note_whole(self, key: str, count: int) -> None:
+        """Once all parts were there, nobody needs to wait for them again, as after a deletion."""
+        with self._lock:
+            self._whole[key] = count
+            if len(self._whole) > _REMEMBERED_KEYS:
+                self._whole.popitem(last=False)
