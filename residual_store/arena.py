@@ -17,7 +17,7 @@ from residual_store.bundle import Payload
 from residual_store.errors import ResidualStoreError
 from residual_store.place import BlockName, Place
 
-__all__ = ["PAGE", "AddressSpace", "Arena", "NoRoom", "PrivateArena", "arena_bytes"]
+__all__ = ["PAGE", "AddressSpace", "Arena", "NoRoom", "PrivateArena", "arena_bytes", "private_arena"]
 
 PAGE = mmap.PAGESIZE
 _MAP_NORESERVE = 0x4000  # mmap(2); Python's mmap has it since 3.13
@@ -50,20 +50,20 @@ class Arena(Protocol):
     def place(self, start: int, nbytes: int) -> Place | None:
         """A fresh place of the segment in the block at ``start``, if other processes can reach it."""
 
-    def reclaim(self, start: int) -> bool:
-        """End the validity of all places of a block; false, and nothing is done, while another process uses it."""
+    def reclaim(self, start: int, nbytes: int, run: str) -> bool:
+        """End the validity of all places of a block, and let clients take it for their puts of a run.
+
+        False, and nothing is done, while another process uses it.
+        """
 
     def void(self, place: Place) -> None:
         """End the validity of a place: nobody finds the segment there any more, and who uses it already may go on."""
-
-    def offer(self, start: int, nbytes: int, run: str) -> None:
-        """Let clients take an idle block for their puts of a run."""
 
     def withdraw(self, start: int) -> bool:
         """Offer a block no more; false, and nothing is done, while a client has it."""
 
     def taken(self, block: BlockName) -> bool:
-        """Whether that is an offered block which a client has; if so, it is offered no more."""
+        """Whether that is an offered block which a client has claimed so; if so, it is offered no more."""
 
     def close(self) -> None:
         """Let go of the range; views stay valid."""
@@ -93,14 +93,11 @@ class PrivateArena:
     def place(self, start: int, nbytes: int) -> Place | None:
         return None
 
-    def reclaim(self, start: int) -> bool:
+    def reclaim(self, start: int, nbytes: int, run: str) -> bool:
         return True
 
     def void(self, place: Place) -> None:
         """There are no places in this arena."""
-
-    def offer(self, start: int, nbytes: int, run: str) -> None:
-        """Nobody else sees this arena."""
 
     def withdraw(self, start: int) -> bool:
         return True
@@ -115,6 +112,14 @@ class PrivateArena:
 def arena_bytes(total: int) -> int:
     """The length of an arena for a pool: twice the total, so that blocks of all sizes find room."""
     return max(2 * total // PAGE, 1) * PAGE
+
+
+def private_arena(total: int) -> Arena | None:
+    """An arena of this process for a pool; None where the machine allows no such range."""
+    try:
+        return PrivateArena(arena_bytes(total))
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 class AddressSpace:

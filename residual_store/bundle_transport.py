@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
-from residual_store.errors import DataLoss, SegmentUnavailable
+from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
@@ -73,7 +73,7 @@ class BundleTransport:
         """The receipt of the server, which says how the bytes came there and why not otherwise."""
         try:
             receipt = self._put_segment(path, key, bundle, query)
-            note = self._neighbourhood.note
+            note = self._neighbourhood.note or "the server had no free segment"
         except SegmentUnavailable as error:
             self._neighbourhood.forget()
             receipt, note = None, error.detail
@@ -116,7 +116,7 @@ class BundleTransport:
     def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
         neighbour = self._neighbourhood.neighbour
-        if nbytes < _LARGE or neighbour is None:
+        if nbytes < _LARGE or neighbour is None or neighbour.name != block.arena:
             return lambda stop: None
         return neighbour.forgetting(block)
 
@@ -146,6 +146,8 @@ class BundleTransport:
             return answer
         memory = self._neighbourhood.borrow(answer.place)
         if memory is None:
+            if not mapped:
+                raise InternalError(f"GET {path}: the server names a segment that it was not asked for")
             # The bundle was deleted, and its memory used again, after the server answered.
             return self.get(path, patience=patience, verify=verify, mapped=False)
         bundle = answer.adopt(memory)

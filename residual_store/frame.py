@@ -160,8 +160,15 @@ class FrameReader:
         self._verification = Verification(self._manifest, self._view)
 
     def adopt(self, leaves: Payload) -> Bundle:
-        """The bundle whose leaf area is ``leaves``, in host memory, where nobody checks digests again."""
+        """The bundle whose leaf area is ``leaves``, in host memory, where nobody checks digests again.
+
+        Raises `InvalidFrame` if the area has another length.
+        """
         assert self._manifest is not None
+        if leaves.nbytes != self._manifest.nbytes:
+            raise InvalidFrame(
+                f"the leaf area has {leaves.nbytes} bytes and the frame's manifest says {self._manifest.nbytes}"
+            )
         return Bundle.of_area(self._manifest, leaves)
 
     def buffer(self) -> memoryview:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import os
 import select
 import socket
 import ssl
@@ -67,6 +68,7 @@ class HttpStore(ClosedAtExit):
         self.settings = settings
         self._token = token
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._process = os.getpid()
         endpoint = Endpoint.of(url)
         self._base = endpoint.base
         self._connect = _connector(endpoint, settings.connect_seconds)
@@ -197,6 +199,9 @@ class HttpStore(ClosedAtExit):
 
     def _take(self) -> http.client.HTTPConnection:
         """An idle connection that the server has not closed meanwhile, or a new one."""
+        if self._process != os.getpid():
+            # After a fork the idle connections are the parent's, which would get the answers to this process.
+            self._idle, self._process = deque(), os.getpid()
         while self._idle:
             connection = self._idle.pop()
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:

@@ -1,8 +1,8 @@
 """The idle table: the blocks of a shared arena that any client may take for its next put.
 
 The table is at the start of the arena's file, and only the server writes it.
-A client that wants a block takes the exclusive lock of the block first and then reads the entry again: the server changes
-an entry only while it has that lock, or while the client has it whose put names the block.
+A client that wants a block takes the exclusive lock of the block first, then reads the entry again and writes its claim: the
+server adds and removes an entry only while it has that lock, or while it compares the claim with that of a put.
 So taking a block costs no request, and a client that dies with one has taken nothing.
 """
 

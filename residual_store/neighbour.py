@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from residual_store import block_head
 from residual_store.arena import PAGE
+from residual_store.block_head import CLAIMING, IN_USE
 from residual_store.bundle import Payload
 from residual_store.idle_table import IdleTable
 from residual_store.place import BlockName, Place
-from residual_store.range_lock import lock_shared, try_lock_exclusive
-from residual_store.shared_arena import ARENA, BASE, NONCE, TICKET_BYTES, is_arena_name
+from residual_store.range_lock import alone, lock_shared, try_lock_exclusive
+from residual_store.shared_arena import ARENA, BASE, NONCE, is_arena_name
 from residual_store.size_class import largest_for, size_class
 
 __all__ = ["Neighbour", "NotShared"]
 
 _MOST_BORROWED = 256
 _FORGET_BYTES = 16 << 20
+_ELSEWHERE = "the server is on another host, or in a container with a /dev/shm of its own"
 
 
 class NotShared(Exception):
@@ -44,26 +47,22 @@ class Neighbour:
     def __init__(self, described: Mapping[str, Any] | None, *, base: Path = BASE) -> None:
         if described is None:
             raise NotShared("the server shares no memory")
-        directory = Path(str(described["directory"]))
-        if directory.parent != base or not is_arena_name(directory.name):
-            raise NotShared(f"the server's segments are not in {base}")
+        directory, nonce = _checked(described, base)
         self.name = directory.name
+        self._path = directory / ARENA
         self._borrowed: set[int] = set()
         try:
             _check_owner(directory)
-            if (directory / NONCE).read_bytes().hex() != described["nonce"]:
-                raise NotShared("the server is on another host, or in a container with a /dev/shm of its own")
-            self._path = directory / ARENA
+            if (directory / NONCE).read_bytes().hex() != nonce:
+                raise NotShared(_ELSEWHERE)
             self._guard = os.open(directory / NONCE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             weakref.finalize(self, os.close, self._guard)
             self._own, self._views = _map(self._path)
             self._table = IdleTable(self._views)
         except FileNotFoundError:
-            raise NotShared(
-                "the server is on another host, or in a container with a /dev/shm of its own"
-            ) from None
-        except OSError as error:
-            raise NotShared(f"the server's memory cannot be mapped: {error.strerror}") from None
+            raise NotShared(_ELSEWHERE) from None
+        except (OSError, ValueError) as error:
+            raise NotShared(f"the server's memory cannot be mapped: {error}") from None
 
     @property
     def lives(self) -> bool:
@@ -81,12 +80,13 @@ class Neighbour:
         They are read-only by the page tables.
         """
         start = place.offset - PAGE
-        if place.arena != self.name or start < 0 or place.offset + place.nbytes > len(self._views):
+        if place.arena != self.name or start < 0 or not 0 < place.nbytes <= len(self._views) - place.offset:
             return None
         held = self._hold(start)
         if held is None:
             return None
-        if self._views[start : start + TICKET_BYTES].hex() != place.ticket:
+        ticket = block_head.ticket_of(held, start)
+        if ticket != place.ticket or not int(ticket, 16):
             self._let_go(held)
             return None
         return self._view(self._views, place.offset, place.nbytes, held)
@@ -97,12 +97,20 @@ class Neighbour:
         It is this process's until the last view of the memory dies.
         """
         for start in self._table.matching(nbytes, largest_for(size_class(nbytes)), run):
-            held = self._hold(start, alone=True)
-            if held is not None and self._table.has(start, nbytes, run):
-                return BlockName(self.name, start), self._view(self._own, start + PAGE, nbytes, held)
-            if held is not None:
-                self._let_go(held)
+            held = self._hold(start, to_fill=True)
+            if held is None:
+                continue
+            if (claim := self._claimed(held, start, nbytes, run)) is not None:
+                return BlockName(self.name, start, claim), self._view(self._own, start + PAGE, nbytes, held)
+            self._let_go(held)
         return None
+
+    def _claimed(self, descriptor: int, start: int, nbytes: int, run: str) -> str | None:
+        """The claim on a block; None if the block is not what it seemed to be, or is being given to the put of another."""
+        with alone(descriptor, start + CLAIMING) as settled:
+            if not settled or not self._table.has(start, nbytes, run):
+                return None
+            return block_head.write_claim(self._own, start)
 
     def forgetting(self, block: BlockName) -> Callable[[int], None]:
         """A function that is told how far a block is filled, and takes what is full out of this process's page tables.
@@ -126,7 +134,7 @@ class Neighbour:
         weakref.finalize(view, self._let_go, held).atexit = False
         return view
 
-    def _hold(self, start: int, *, alone: bool = False) -> int | None:
+    def _hold(self, start: int, *, to_fill: bool = False) -> int | None:
         """A descriptor that holds the lock of a segment; the lock ends when it is closed."""
         if len(self._borrowed) >= _MOST_BORROWED:
             return None
@@ -134,8 +142,8 @@ class Neighbour:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return None
-        lock = try_lock_exclusive if alone else lock_shared
-        if not lock(descriptor, start):
+        lock = try_lock_exclusive if to_fill else lock_shared
+        if not lock(descriptor, start + IN_USE):
             os.close(descriptor)
             return None
         self._borrowed.add(descriptor)
@@ -144,6 +152,17 @@ class Neighbour:
     def _let_go(self, descriptor: int) -> None:
         self._borrowed.discard(descriptor)
         os.close(descriptor)
+
+
+def _checked(described: Mapping[str, Any], base: Path) -> tuple[Path, str]:
+    """The directory and the nonce of an arena."""
+    try:
+        directory, nonce = Path(described["directory"]), str(described["nonce"])
+    except (LookupError, TypeError):
+        raise NotShared("what the server says of its memory is not understood") from None
+    if directory.parent != base or not is_arena_name(directory.name):
+        raise NotShared(f"the server's segments are not in {base}")
+    return directory, nonce
 
 
 def _check_owner(directory: Path) -> None:

@@ -37,36 +37,42 @@ class Neighbourhood:
 
     @property
     def neighbour(self) -> Neighbour | None:
-        """The server, as far as it is known by now that it is one."""
-        return self._neighbour
+        """The server, as far as it is known by now that it is one.
+
+        The memory of one that is gone is let go of, which would stay in the machine's memory otherwise.
+        """
+        neighbour = self._neighbour
+        if neighbour is None or neighbour.lives:
+            return neighbour
+        self.forget()
+        return None
 
     @property
     def arena(self) -> str | None:
         """The name of the arena that both sides have mapped, as far as that is known by now."""
-        neighbour = self._neighbour
+        neighbour = self.neighbour
         return neighbour.name if neighbour is not None else None
 
-    def negotiated(self) -> str | None:
-        """The name of the arena that both sides have mapped, if there is one; asks the server if that is not known."""
-        with self._lock:
-            if self._neighbour is None and self._note is None:
-                self._negotiate()
-        return self.arena
+    def negotiated(self) -> Neighbour | None:
+        """The server, if it is one; asks it if that is not known."""
+        if self.neighbour is None:
+            with self._lock:
+                if self._neighbour is None and self._note is None:
+                    self._negotiate()
+        return self._neighbour
 
     def borrow(self, place: Place) -> Payload | None:
         """The memory at a place that the server named, as `Neighbour.borrow` gives it."""
-        neighbour = self._neighbour
-        if neighbour is not None and not neighbour.lives:
-            self.forget()
-            return None
+        neighbour = self.neighbour
         return neighbour.borrow(place) if neighbour is not None else None
 
     def take(self, nbytes: int, run: str, prepare: Callable[[], None]) -> tuple[BlockName, Payload] | None:
         """An idle block of the server, as `Neighbour.take` gives it; ``prepare`` asks the server to have one."""
         for attempt in range(_ATTEMPTS):
-            if self.negotiated() is None or self._neighbour is None:
+            neighbour = self.negotiated()
+            if neighbour is None:
                 return None
-            if (taken := self._neighbour.take(nbytes, run)) is not None:
+            if (taken := neighbour.take(nbytes, run)) is not None:
                 return taken
             if attempt:
                 # What was prepared is not there to take: another client was faster, or the server is another one by now.

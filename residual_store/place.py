@@ -46,19 +46,22 @@ class Place:
 class BlockName:
     """A block of a server's arena, whose segment a put names.
 
-    >>> BlockName.of_text("residual-store-0123456789abcdef:65536").start
+    ``claim`` is what the client wrote into the block when it took it: another client may have it by the time the put arrives.
+
+    >>> BlockName.of_text("residual-store-0123456789abcdef:65536:" + "1f" * 16).start
     65536
     """
 
     arena: str
     start: int
+    claim: str
 
     def to_text(self) -> str:
         """The block as a query parameter."""
-        return f"{self.arena}:{self.start}"
+        return f"{self.arena}:{self.start}:{self.claim}"
 
     @classmethod
     def of_text(cls, text: str) -> BlockName:
         """The block that `to_text` wrote; raises ValueError for anything else."""
-        arena, _, start = text.partition(":")
-        return cls(arena, int(start))
+        arena, start, claim = text.split(":")
+        return cls(arena, int(start), claim)

@@ -5,11 +5,13 @@ They are open file description locks (fcntl(2), F_OFD_SETLK): two openings of a 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 
-__all__ = ["lock_shared", "try_lock_exclusive", "unlock"]
+__all__ = ["alone", "lock_shared", "try_lock_exclusive"]
 
 _FLOCK = struct.Struct("@hhqqi4x")
 
@@ -28,9 +30,15 @@ def try_lock_exclusive(descriptor: int, offset: int) -> bool:
     return _attempt(descriptor, fcntl.F_WRLCK, offset)
 
 
-def unlock(descriptor: int, offset: int) -> None:
-    """Let go of the byte at ``offset``."""
-    _set(descriptor, fcntl.F_UNLCK, offset)
+@contextlib.contextmanager
+def alone(descriptor: int, offset: int) -> Iterator[bool]:
+    """Whether the byte at ``offset`` is held alone for as long as this lasts; if not, somebody else holds it."""
+    held = try_lock_exclusive(descriptor, offset)
+    try:
+        yield held
+    finally:
+        if held:
+            _set(descriptor, fcntl.F_UNLCK, offset)
 
 
 def _attempt(descriptor: int, kind: int, offset: int) -> bool:

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from residual_store.errors import Busy, NotFound, Stopping, Unreachable
+from residual_store.errors import Busy, NotFound, Stopping, Unreachable, UploadStalled
 from residual_store.settings import Settings
 
 __all__ = ["repeated"]
@@ -26,7 +26,7 @@ def repeated[T](once: Callable[[], T], settings: Settings, *, gone: Callable[[],
             if gone is not None and attempt > 1:
                 return gone()
             raise
-        except (Busy, Stopping, Unreachable) as error:
+        except (Busy, Stopping, Unreachable, UploadStalled) as error:
             if attempt >= settings.attempts:
                 raise
             pause = float(error.fields.get("retry_after") or 0.05 * 2**attempt)

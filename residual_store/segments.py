@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, PrivateArena, arena_bytes
+from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, private_arena
 from residual_store.bundle import Payload
 from residual_store.frame import aligned_empty
 from residual_store.place import BlockName, Place
@@ -87,7 +87,7 @@ class SegmentPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
-        self._arena = arena if arena is not None else _private_arena(total)
+        self._arena = arena if arena is not None else private_arena(total)
         self._smallest = smallest
         self._idle_seconds = idle_seconds
         self._clock = clock
@@ -126,6 +126,8 @@ class SegmentPool:
 
     def close(self) -> None:
         """Let go of the arena; segments stay valid."""
+        # Clients may have the whole of a shared arena mapped, and would keep the memory of idle blocks.
+        self.trim(idle_seconds=0.0)
         if self._arena is not None:
             self._arena.close()
 
@@ -145,14 +147,19 @@ class SegmentPool:
                 block = self._recycled(size, run) or self._fresh(size, run)
         if block is None:
             return self._on_heap(nbytes)
-        self._trimmer.start()
-        segment = self._segment(replace(block, run=run), nbytes)
         if block.run != run:
-            segment.memory[:] = 0
-        return segment
+            block = self._zeroed(block, run)
+        self._trimmer.start()
+        return self._segment(block, nbytes)
+
+    def _zeroed(self, block: _Block, run: str) -> _Block:
+        """A block of another run, with nothing of that run left in it."""
+        assert self._arena is not None
+        self._arena.view(block.start + PAGE, block.nbytes)[:] = 0
+        return replace(block, run=run)
 
     def adopt(self, name: BlockName, nbytes: int, *, run: str) -> Segment | None:
-        """The segment in an idle block that a client has taken and filled; None if it has not."""
+        """The segment in an idle block that a client has claimed and filled; None if it has not."""
         with self._lock:
             for block in self._oldest():
                 if block.start == name.start and block.run == run and nbytes <= block.nbytes:
@@ -200,11 +207,10 @@ class SegmentPool:
             else:
                 waiting.append(returned)
         for block in waiting:
-            if self._arena is not None and self._arena.reclaim(block.start):
+            if self._arena is not None and self._arena.reclaim(block.start, block.nbytes, block.run):
                 self._count(held=-block.nbytes, idle=block.nbytes)
                 idle = self._idle.setdefault(block.nbytes, deque())
                 idle.append(replace(block, idle_since=self._clock()))
-                self._arena.offer(block.start, block.nbytes, block.run)
             else:
                 self._lingering.append(block)
 
@@ -279,14 +285,6 @@ class SegmentPool:
 
 def _space(arena: Arena | None) -> AddressSpace:
     return AddressSpace(0) if arena is None else AddressSpace(arena.nbytes, start=arena.start)
-
-
-def _private_arena(total: int) -> Arena | None:
-    """An arena of this process; None where the machine allows no such range."""
-    try:
-        return PrivateArena(arena_bytes(total))
-    except (OSError, ValueError, OverflowError):
-        return None
 
 
 def _when_dead(memory: Payload, call: Callable[[_Block | int], None], argument: _Block | int) -> None:

@@ -4,11 +4,14 @@
 
     <base>/residual-store-<16 hex digits>/   mode 0700, of the server's user
         nonce    16 bytes: who can read them is on this host and is this user; locked for as long as the server lives
-        arena    the table of idle blocks, and the segments, each behind a page that starts with the segment's ticket
+        arena    the table of idle blocks, and the segments, each behind a page that starts with a ticket and a claim
 
-A client holds a shared lock on the first byte of that page for as long as it uses the segment (`range_lock`), and reads the
-ticket once it has the lock.
+A client that reads holds a shared lock on the first byte of that page for as long as it uses the segment (`range_lock`), and
+reads the ticket once it has the lock.
 The server changes the ticket, under an exclusive lock, before it uses the block for anything else.
+A client that fills an idle block holds the exclusive lock, and writes a claim that its put names.
+Both the client that claims and the server that compares the claim hold the second byte for that moment, so the server takes
+the block for the put of the client that filled it, or for none.
 So neither a slow client nor a dead one can read or write a segment that has become another bundle's.
 """
 
@@ -27,18 +30,19 @@ from pathlib import Path
 
 import numpy as np
 
+from residual_store import block_head
 from residual_store.arena import PAGE, NoRoom
+from residual_store.block_head import CLAIMING, IN_USE
 from residual_store.bundle import Payload
 from residual_store.idle_table import TABLE_BYTES, IdleTable
 from residual_store.place import BlockName, Place
-from residual_store.range_lock import try_lock_exclusive, unlock
+from residual_store.range_lock import alone
 
-__all__ = ["ARENA", "BASE", "NONCE", "TICKET_BYTES", "SharedArena", "is_arena_name"]
+__all__ = ["ARENA", "BASE", "NONCE", "SharedArena", "is_arena_name"]
 
 BASE = Path("/dev/shm")  # noqa: S108 - a directory of mode 0700 is made in it
 ARENA, NONCE = "arena", "nonce"
-TICKET_BYTES = 16
-
+_NONCE_BYTES = 16
 _PREFIX = "residual-store-"
 _NAME = re.compile(_PREFIX + r"[0-9a-f]{16}", re.ASCII)
 
@@ -49,25 +53,25 @@ def is_arena_name(name: str) -> bool:
 
 
 class SharedArena:
-    """The server's end of a shared arena; raises OSError if there is no memory file system.
+    """The server's end of a shared arena, with room for ``nbytes`` of blocks.
 
     What servers that are gone have left in ``base`` is removed first.
+    Raises OSError if there is no memory file system, or no such range of addresses.
     """
 
     start = TABLE_BYTES
 
     def __init__(self, nbytes: int, *, base: Path = BASE) -> None:
-        self.nbytes = nbytes
+        self.nbytes = TABLE_BYTES + nbytes
         _remove_stale(base)
-        self.nonce = secrets.token_bytes(TICKET_BYTES)
-        self.directory, self._guard = _make_directory(base, self.nonce)
+        self.nonce = secrets.token_bytes(_NONCE_BYTES)
+        self.directory, guard = _make_directory(base, self.nonce)
+        self._guard: int | None = guard
         try:
-            self._file = os.open(self.directory / ARENA, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            os.ftruncate(self._file, nbytes)
-            os.posix_fallocate(self._file, 0, TABLE_BYTES)
-            self._memory = mmap.mmap(self._file, nbytes)
+            self._file, self._memory = _make_file(self.directory / ARENA, self.nbytes)
         except OSError:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            _remove(self.directory)
+            os.close(guard)
             raise
         with contextlib.suppress(OSError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
@@ -76,7 +80,7 @@ class SharedArena:
     def close(self) -> None:
         """Remove the files; who has mapped them keeps the memory until its views die."""
         if self._guard is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            _remove(self.directory)
             os.close(self._guard)
             os.close(self._file)
             self._guard = None
@@ -89,59 +93,49 @@ class SharedArena:
         try:
             os.posix_fallocate(self._file, start, nbytes)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
             self.forget(start, nbytes)
-            raise NoRoom(f"{self.directory.parent} has no {nbytes} bytes left") from None
+            raise NoRoom(f"{self.directory.parent} has no {nbytes} bytes left: {error.strerror}") from None
 
     def forget(self, start: int, nbytes: int) -> None:
         self._memory.madvise(mmap.MADV_REMOVE, start, nbytes)
 
     def place(self, start: int, nbytes: int) -> Place:
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._memory[start : start + TICKET_BYTES] = ticket
-        return Place(arena=self.directory.name, offset=start + PAGE, nbytes=nbytes, ticket=ticket.hex())
+        ticket = block_head.write_ticket(self._memory, start)
+        return Place(arena=self.directory.name, offset=start + PAGE, nbytes=nbytes, ticket=ticket)
 
-    def reclaim(self, start: int) -> bool:
-        with self._alone(start) as alone:
-            if alone:
-                self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
-            return alone
+    def reclaim(self, start: int, nbytes: int, run: str) -> bool:
+        with self._alone(start + IN_USE) as unused:
+            if unused:
+                block_head.clear(self._memory, start)
+                self._table.offer(start, nbytes, run)
+            return unused
 
     def void(self, place: Place) -> None:
         start = place.offset - PAGE
-        if self._memory[start : start + TICKET_BYTES].hex() == place.ticket:
-            self._memory[start : start + TICKET_BYTES] = bytes(TICKET_BYTES)
-
-    def offer(self, start: int, nbytes: int, run: str) -> None:
-        self._table.offer(start, nbytes, run)
+        if block_head.ticket_of(self._file, start) == place.ticket:
+            block_head.clear(self._memory, start)
 
     def withdraw(self, start: int) -> bool:
-        with self._alone(start) as alone:
-            if alone:
+        with self._alone(start + IN_USE) as unused:
+            if unused:
                 self._table.withdraw(start)
-            return alone
+            return unused
 
     def taken(self, block: BlockName) -> bool:
         if block.arena != self.directory.name:
             return False
-        with self._alone(block.start) as alone:
-            if not alone:
+        with self._alone(block.start + CLAIMING) as settled:
+            is_taken = settled and block_head.has_claim(self._memory, block.start, block.claim)
+            if is_taken:
                 self._table.withdraw(block.start)
-            return not alone
+            return is_taken
 
-    @contextlib.contextmanager
-    def _alone(self, start: int) -> Iterator[bool]:
-        """Whether no other process uses a block; none begins to while this lasts."""
-        alone = self._guard is not None and try_lock_exclusive(self._file, start)
-        try:
-            yield alone
-        finally:
-            if alone:
-                unlock(self._file, start)
+    def _alone(self, offset: int) -> contextlib.AbstractContextManager[bool]:
+        """Whether no other process holds a byte; none begins to while this lasts."""
+        return contextlib.nullcontext(False) if self._guard is None else alone(self._file, offset)
 
 
-def _make_directory(base: Path, nonce: bytes) -> tuple[Path, int | None]:
+def _make_directory(base: Path, nonce: bytes) -> tuple[Path, int]:
     """A new directory and the descriptor that guards it; it gets its name once it is guarded."""
     name = _PREFIX + secrets.token_hex(8)
     hidden = base / f".{name}"
@@ -152,6 +146,26 @@ def _make_directory(base: Path, nonce: bytes) -> tuple[Path, int | None]:
     return hidden.rename(base / name), guard
 
 
+def _make_file(path: Path, nbytes: int) -> tuple[int, mmap.mmap]:
+    """The arena's file, whose length nobody changes, and its memory."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        os.posix_fallocate(descriptor, 0, TABLE_BYTES)
+        return descriptor, mmap.mmap(descriptor, nbytes)
+    except (OSError, OverflowError) as error:
+        os.close(descriptor)
+        raise (
+            error if isinstance(error, OSError) else OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        ) from None
+
+
+def _remove(directory: Path) -> None:
+    """Remove an arena, its memory first: as long as the nonce is there, what is left is found and removed later."""
+    (directory / ARENA).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def _remove_stale(base: Path) -> None:
     for directory in _own(base):
         try:
@@ -160,7 +174,7 @@ def _remove_stale(base: Path) -> None:
             continue
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
         os.close(guard)
 
 

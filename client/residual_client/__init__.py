@@ -16,8 +16,13 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra.of("client", part="residual_client", missing=error.name) from error
 
+from residual_client.adjoint import EagerAdjoint, eager_adjoint
+from residual_client.adjoint_requests import serve_adjoints
 from residual_client.backward import Backward
 from residual_client.client import Client, connect
+from residual_client.dependence import cotangent_depends_on_primal
+from residual_client.explain import explain
+from residual_client.explanation import Explanation
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
 from residual_store import errors
@@ -26,4 +31,19 @@ from residual_store.store import Receipt
 
 del _flatbuffers, _jax
 
-__all__ = ["Backward", "Client", "EagerForwardWarning", "Handle", "Receipt", "Settings", "connect", "errors"]
+__all__ = [
+    "Backward",
+    "Client",
+    "EagerAdjoint",
+    "EagerForwardWarning",
+    "Explanation",
+    "Handle",
+    "Receipt",
+    "Settings",
+    "connect",
+    "cotangent_depends_on_primal",
+    "eager_adjoint",
+    "errors",
+    "explain",
+    "serve_adjoints",
+]

@@ -8,13 +8,15 @@ import os
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.backward import Backward, Call, load_program
+from residual_client.explain import explain
+from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
 from residual_client.jax_compat import release_dead_arrays, trace_state_clean
 from residual_client.offload import bundle_of
@@ -127,8 +129,7 @@ class Client(ClosedAtExit):
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
         part, user = self._attempts.part_of(residuals, key, user)
-        copies = start_copies(residuals, self._staging) if part is None else ()
-        pieces = own_pieces(residuals, self._staging) if part is not None else None
+        copies = (start_copies if part is None else own_pieces)(residuals, self._staging)
         program = None if key is None else self._programs.of(vjp, known)
         if program is not None:
             self._programs.store(program)
@@ -137,16 +138,7 @@ class Client(ClosedAtExit):
             key = f"{self._scratch}/{next(self._scratch_numbers)}"
             durability, ttl = durability or "host", settings.scratch_ttl_seconds if ttl is None else ttl
         bundle = bundle_of(
-            vjp,
-            known,
-            residuals,
-            copies,
-            program,
-            key=key,
-            settings=settings,
-            args=args,
-            user=user,
-            pieces=pieces,
+            vjp, known, residuals, copies, program, key=key, settings=settings, args=args, user=user
         )
         receipt = self.store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part)
         if program is not None and not receipt.has_program:
@@ -154,7 +146,7 @@ class Client(ClosedAtExit):
             receipt = replace(receipt, has_program=self._programs.store(program, again=True))
         handle = Handle(
             key=key,
-            digest=(attempt_of(bundle.manifest) if part is not None else None) or receipt.digest,
+            digest=attempt_of(bundle.manifest) or receipt.digest,
             fingerprint=program.fingerprint if program is not None else None,
             scratch=scratch,
             receipt=receipt,
@@ -176,6 +168,16 @@ class Client(ClosedAtExit):
                 self.store.delete(self._dead.popleft())
             except NotFound:
                 continue
+
+    def explain(
+        self, vjp: Any, *, forward: Callable[..., Any] | None = None, args: Sequence[Any] = ()
+    ) -> Explanation:
+        """What an offload of this VJP object would send, and where each leaf comes from; see `residual_client.explain`.
+
+        >>> print(client.explain(f_vjp).summary.partition(": ")[2])
+        2 leaves, 80 B as arrays, 8 B to send
+        """
+        return explain(vjp, forward=forward, args=args, settings=self.store.settings, staging=self._staging)
 
     # Restore
 

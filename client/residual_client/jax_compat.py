@@ -5,6 +5,7 @@ Checked against jax 0.11.2 and 0.12.0.1; the tests run on the lowest and on the 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import distributed as _distributed
+from jax._src import source_info_util as _source_info
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
@@ -27,12 +30,16 @@ __all__ = [
     "Linearized",
     "NotNeeded",
     "NotSaveable",
+    "ResidualInputs",
     "TreeDef",
     "agreed",
     "children_of",
     "counted",
     "host_callbacks",
+    "inner_jaxpr",
+    "inputs_read",
     "is_fresh",
+    "is_literal",
     "is_ref",
     "is_sentinel",
     "is_vjp",
@@ -42,6 +49,8 @@ __all__ = [
     "operation_text",
     "relabelled",
     "release_dead_arrays",
+    "residual_inputs",
+    "source_line",
     "stripped",
     "trace_state_clean",
     "with_weak_type",
@@ -111,6 +120,46 @@ def linearized(vjp: Any) -> Linearized:
         refs=refs,
         jaxpr=jaxpr,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualInputs:
+    """The linearized program of a VJP object and its input variables.
+
+    ``opaque`` has those of the opaque residuals that it reads, by their index, and ``tangents`` one for each argument leaf.
+    """
+
+    jaxpr: Any
+    opaque: dict[int, Any]
+    tangents: tuple[Any, ...]
+
+
+def residual_inputs(vjp: Any) -> ResidualInputs:
+    """Which variables of the linearized program stand for which residuals."""
+    spec, _, jaxpr, _ = vjp.fun.args
+    pairs = list(zip(spec, jaxpr.invars, strict=False))
+    return ResidualInputs(
+        jaxpr=jaxpr,
+        opaque={one.idx: var for one, var in pairs if not one.primal},
+        tangents=tuple(jaxpr.invars[len(spec) : len(spec) + vjp.in_tree.num_leaves]),
+    )
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a value written into the jaxpr."""
+    return isinstance(atom, _core.Literal)
+
+
+def inner_jaxpr(equation: Any) -> Any:
+    """The jaxpr that an equation calls, or None if it calls none or several."""
+    inner = list(_core.jaxprs_in_params(equation.params))
+    return getattr(inner[0], "jaxpr", inner[0]) if len(inner) == 1 else None
+
+
+def source_line(equation: Any) -> str | None:
+    """Where the user wrote an operation, as ``path:line``, if JAX has recorded it."""
+    found = re.match(r"(.+?:\d+)(:\d+)? \(", _source_info.summarize(equation.source_info))
+    return found[1] if found else None
 
 
 def _is_ref(aval: Any) -> bool:
@@ -219,6 +268,12 @@ def stripped(program: export.Exported) -> export.Exported:
     with _mlir.make_ir_context():
         module = _ir.Module.parse(_text_of(_ir.Module.parse(program.mlir_module())))
         return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))
+
+
+def inputs_read(jaxpr: Any) -> list[bool]:
+    """Which inputs of a jaxpr any of its outputs or effects depend on; an input is one unless an operation rules it out."""
+    _, read = _partial_eval.dce_jaxpr(jaxpr, True)
+    return list(read)
 
 
 def host_callbacks(jaxpr: Any) -> Iterator[tuple[Any, TreeDef]]:

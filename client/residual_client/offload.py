@@ -19,7 +19,7 @@ from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.blocks import Blocks
 from residual_store.bundle import Bundle, digest_of
 from residual_store.manifest import Argument, Manifest, UserValue, labels
-from residual_store.parts import Piece, part_bundle
+from residual_store.parts import Piece, attempt_of, part_bundle
 from residual_store.settings import Settings
 
 __all__ = ["bundle_of"]
@@ -35,18 +35,17 @@ def bundle_of(
     vjp: Any,
     known: Linearized,
     residuals: list[Residual],
-    copies: Iterable[Host | Blocks],
+    copies: Iterable[Host | Blocks | Piece],
     program: Program | None,
     *,
     key: str,
     settings: Settings,
     args: Sequence[Any] | None = None,
     user: Mapping[str, UserValue] | None = None,
-    pieces: Iterable[Piece] | None = None,
 ) -> Bundle:
     """The bundle of a VJP object whose ``residuals`` have the values ``copies``, which are not copied again.
 
-    With ``pieces`` it is this process's part of the bundle, and these are its values.
+    With the label of an attempt it is this process's part of the bundle, and ``copies`` are its pieces.
     Raises `LeafUnavailable`, which names the leaf, or `ArgumentMismatch` for ``args`` that are not those of the call.
     """
     manifest = _manifest(vjp, known, program, residuals, settings)
@@ -54,9 +53,12 @@ def bundle_of(
         manifest = replace(manifest, arguments=_digested(manifest, args))
     manifest = replace(manifest, key=key, user=labels(user, settings))
     identities = [id(residual.value) for residual in residuals]
-    if pieces is not None:
-        return part_bundle(manifest, list(pieces), identities=identities)
-    return Bundle.encoded(manifest, list(copies), identities=identities)
+    values = list(copies)
+    pieces = [one for one in values if isinstance(one, Piece)]
+    if attempt_of(manifest) is not None:
+        return part_bundle(manifest, pieces, identities=identities)
+    hosts = [one for one in values if not isinstance(one, Piece)]
+    return Bundle.encoded(manifest, hosts, identities=identities)
 
 
 def _manifest(

@@ -18,7 +18,7 @@ from residual_client.staging import Staging
 from residual_client.transfer import Residual, block_start, check_readable, data_of, distinct_shards
 from residual_store.blocks import Start
 from residual_store.bundle import Bundle
-from residual_store.errors import LeafUnavailable, NotFound
+from residual_store.errors import InvalidOption, LeafUnavailable, NotFound
 from residual_store.manifest import UserValue
 from residual_store.parts import ATTEMPT, Part, Piece, attempt_of
 from residual_store.settings import Settings
@@ -117,8 +117,12 @@ class Attempts:
     ) -> tuple[Part | None, Mapping[str, UserValue] | None]:
         """Which part of a bundle this process stores, and its labels; None if the bundle is this process's alone.
 
-        Raises `LeafUnavailable` for a scratch bundle over several processes.
+        Raises `LeafUnavailable` for a scratch bundle over several processes, and `InvalidOption` for a label that is taken.
         """
+        if ATTEMPT in (user or {}):
+            raise InvalidOption(
+                f"the label {ATTEMPT!r} is not yours to give; choose another name", option="user"
+            )
         spread = spread_of(residuals, key)
         if spread is None or key is None:
             return None, user

@@ -77,10 +77,9 @@ async def _filled_directly(request: Request, reader: FrameReader, settings: Sett
     if direct is None or len(reader.buffer()) < _DIRECT or "content-length" not in request.headers:
         return False
     try:
-        await direct.fill(reader, idle_seconds=settings.idle_body_seconds)
+        return await direct.fill(reader, idle_seconds=settings.idle_body_seconds)
     except TimeoutError:
         raise _stalled(settings) from None
-    return True
 
 
 async def receive_program(request: Request, settings: Settings) -> bytes:

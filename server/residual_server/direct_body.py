@@ -9,12 +9,11 @@ An app that is served by another server does not find this in its scope and take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
-__all__ = ["EXTENSION", "DirectBody", "Sink"]
+__all__ = ["EXTENSION", "Connection", "DirectBody", "Sink"]
 
 EXTENSION = "residual_store.direct_body"
 """The name under which `DirectBody` stands in the extensions of an ASGI scope."""
@@ -30,111 +29,124 @@ class Sink(Protocol):
         """Note that the first ``count`` bytes of `buffer` are filled."""
 
 
+class Connection(Protocol):
+    """The connection's own protocol, as far as it goes on while a body comes in."""
+
+    def begin_direct(self) -> bytes | None:
+        """Give the transport away, and what has come in of the body and was not taken yet; None if that is all of it."""
+
+    def end_direct(self, whole: bool) -> None:
+        """Take the transport back, after the ``whole`` body or a part of it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+
+    def pause_writing(self) -> None:
+        """The peer is slow to take an answer, which may be that of an earlier request."""
+
+    def resume_writing(self) -> None:
+        """The peer has taken it."""
+
+
 class DirectBody:
-    """The body of one request; ``begin`` takes the transport from its protocol, ``end`` gives it back.
+    """The body of one request on a ``connection`` and its ``transport``."""
 
-    ``begin`` gives the bytes that have come in already and were not taken yet.
-    """
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        *,
-        begin: Callable[[], bytes],
-        end: Callable[[bool], None],
-        lost: Callable[[Exception | None], None],
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self.nbytes = 0
+        self.connection = connection
         self._transport = transport
-        self._begin = begin
-        self._end = end
-        self._lost = lost
 
-    async def fill(self, sink: Sink, *, idle_seconds: float) -> None:
-        """Receive until the buffer of ``sink`` is full.
+    async def fill(self, sink: Sink, *, idle_seconds: float) -> bool:
+        """Receive until the buffer of ``sink`` is full; false, and nothing is done, if the body has come in already.
 
-        Raises TimeoutError if nothing comes for so long, `starlette.requests.ClientDisconnect`, and whatever ``sink`` raises;
-        the connection then ends with the answer.
+        What ``sink`` raises is raised when the rest of the body has come in and was thrown away: a client that is still
+        sending when the connection is closed does not see the answer.
+        Raises TimeoutError if nothing comes for so long, and `starlette.requests.ClientDisconnect`; the connection then
+        ends with the answer.
         """
-        rest = memoryview(self._begin())
-        whole = False
+        come = self.connection.begin_direct()
+        if come is None:
+            return False
+        filling = _Filling(self, sink)
         try:
-            sink.buffer()[: len(rest)] = rest
-            sink.received(len(rest))
-            if len(sink.buffer()):
-                await self._receive(sink, idle_seconds)
-            whole = True
+            filling.get_buffer(len(come))[: len(come)] = come
+            filling.buffer_updated(len(come))
+            await self._receive(filling, idle_seconds)
         finally:
-            self._end(whole)
+            self.connection.end_direct(filling.is_whole)
+            filling.end()
+        return True
 
-    async def _receive(self, sink: Sink, idle_seconds: float) -> None:
-        if self._transport.is_closing():
-            raise ClientDisconnect
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        filling = _Filling(self, sink, done)
-        self._transport.set_protocol(filling)
-        self._transport.resume_reading()
+    async def _receive(self, filling: _Filling, idle_seconds: float) -> None:
+        if not filling.is_whole:
+            if self._transport.is_closing():
+                raise ClientDisconnect
+            self._transport.set_protocol(filling)
+            self._transport.resume_reading()
         try:
             before = -1
-            while not done.done():
+            while filling.done is not None and not filling.done.done():
                 if before == self.nbytes:
                     raise TimeoutError
                 before = self.nbytes
-                await asyncio.wait([done], timeout=idle_seconds)
-            await done
+                await asyncio.wait([filling.done], timeout=idle_seconds)
+            if filling.done is not None:
+                filling.done.result()
         finally:
             self.pause()
-            filling.end()
-            # Its exception knows this frame, which knows the segment.
-            del done
 
     def pause(self) -> None:
         """Read no further."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def lost(self, error: Exception | None) -> None:
-        """Tell the connection's own protocol that the connection is gone."""
-        self._lost(error)
-
 
 class _Filling(asyncio.BufferedProtocol):
     """The protocol of a connection while a body comes in."""
 
-    def __init__(self, body: DirectBody, sink: Sink, done: asyncio.Future[None]) -> None:
+    def __init__(self, body: DirectBody, sink: Sink) -> None:
+        self.is_whole = False
+        self.done: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
         self._body = body
         self._sink: Sink | None = sink
-        self._done: asyncio.Future[None] | None = done
+        self._view = sink.buffer()
+        self._error: Exception | None = None
 
     def get_buffer(self, sizehint: int) -> Any:
-        return self._sink.buffer() if self._sink is not None else bytearray()
+        return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._sink is None:
-            return
         self._body.nbytes += nbytes
-        try:
-            self._sink.received(nbytes)
-        except Exception as error:  # noqa: BLE001 - the app that waits for the body must learn of it
-            self._finish(error)
-            return
-        if not len(self._sink.buffer()):
-            self._finish(None)
+        self._view = self._view[nbytes:]
+        if self._sink is not None:
+            try:
+                self._sink.received(nbytes)
+            except Exception as error:  # noqa: BLE001 - the app that waits for the body must learn of it
+                self._sink, self._error = None, error
+        if not len(self._view):
+            self.is_whole = True
+            self._finish(self._error)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(ClientDisconnect())
-        self._body.lost(exc)
+        self._body.connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._body.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._body.connection.resume_writing()
 
     def end(self) -> None:
-        """Let go of the segment: uvloop keeps a protocol until the next one with buffers comes."""
-        self._sink = self._done = None
+        """Let go of the segment: uvloop keeps a protocol until the next one with buffers comes, and an error its frames."""
+        self.done = self._sink = self._error = None
+        self._view = memoryview(b"")
 
     def _finish(self, error: Exception | None) -> None:
-        done = self._done
-        self.end()
+        done = self.done
         if done is None or done.done():
             return
         # At once: libuv would ask for the next buffer before the app runs again.

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from residual_server.direct_body import EXTENSION, DirectBody
 from residual_store.settings import Settings
@@ -57,14 +57,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         if self._late is None:
             self._start_head()
-        direct = DirectBody(
-            self.transport, begin=self._begin_direct, end=self._end_direct, lost=self.connection_lost
-        )
-        cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: direct}
 
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            direct = DirectBody(self.transport, _Request(self, self.cycle))
+            cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: direct}
 
     def _start_head(self) -> None:
         self._head_bytes = 0
@@ -76,20 +75,46 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
-    def _begin_direct(self) -> bytes:
+    def begin_direct(self, cycle: RequestResponseCycle) -> bytes | None:
+        """What has come in of the body of a request; None if the parser has seen its end, and maybe the next request."""
+        if not cycle.more_body:
+            return None
         self.flow.pause_reading()
-        rest, self.cycle.body = self.cycle.body, bytearray()
-        return bytes(rest)
+        come, cycle.body = cycle.body, bytearray()
+        return bytes(come)
 
-    def _end_direct(self, whole: bool) -> None:
+    def end_direct(self, cycle: RequestResponseCycle, whole: bool) -> None:
         """Go on with a parser that has not seen a body; after a body that broke off, nothing that follows can be understood."""
         if self.transport.is_closing():
             return
         self.transport.set_protocol(self)
         if whole:
             self.parser = httptools.HttpRequestParser(self)
-            self.cycle.more_body = False
+            cycle.more_body = False
         else:
-            self.cycle.keep_alive = False
-        self.cycle.message_event.set()
+            cycle.keep_alive = False
+        cycle.message_event.set()
         self.flow.resume_reading()
+
+
+class _Request:
+    """One request on a connection: what a direct body gives its transport back to."""
+
+    def __init__(self, protocol: _LimitedProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    def begin_direct(self) -> bytes | None:
+        return self._protocol.begin_direct(self._cycle)
+
+    def end_direct(self, whole: bool) -> None:
+        self._protocol.end_direct(self._cycle, whole)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()

@@ -43,6 +43,14 @@ def test_a_receipt_says_which_way_the_bytes_went(store: Store, other: Store) -> 
     assert (plain.transport, plain.transport_note) == ("http", "shared memory is turned off")
 
 
+def test_a_unix_socket_is_as_good(unix_server: Server) -> None:
+    """Segments go beside a unix socket too."""
+    bundle = noise(8 * MIB)
+    with open_store(unix_server.url) as store:
+        assert store.put("unix/a", bundle, durability="host").transport == "segment"
+        assert_equal(store.get("unix/a"), bundle)
+
+
 def test_a_get_copies_nothing(store: Store, other: Store) -> None:
     """Two gets show the same memory of the server, which no view of this process can write to."""
     bundle = noise(8 * MIB)
@@ -154,7 +162,8 @@ def test_a_block_that_nobody_has_is_refused(store: Store, memory_server: Server)
     store.put("block/a", noise(8 * MIB))
     arena = str(_capabilities(memory_server)["directory"]).rpartition("/")[2]
     head = frame_head(noise(8 * MIB).sealed().manifest)
-    for block in (f"{arena}:65536", f"{arena}:0", f"{arena}:999999999999", "elsewhere:65536"):
+    for where in (f"{arena}:65536", f"{arena}:0", f"{arena}:999999999999", "elsewhere:65536"):
+        block = f"{where}:{'5a' * 16}"
         with Connection(memory_server.url) as connection:
             path = f"/v1/bundles/block/b?segment={block}"
             connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
@@ -167,7 +176,7 @@ def test_a_body_that_goes_on_after_the_head_is_refused(memory_server: Server) ->
     """With a segment, the body is the head of the frame and nothing more."""
     head = frame_head(noise(8 * MIB).sealed().manifest) + b"more"
     with Connection(memory_server.url) as connection:
-        path = "/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536"
+        path = f"/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536:{'5a' * 16}"
         connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
         answer = connection.answer()
     assert (answer.status, answer.code) == (400, InvalidFrame.code)

@@ -155,7 +155,7 @@ class _Lingering(PrivateArena):
 
     used = True
 
-    def reclaim(self, start: int) -> bool:
+    def reclaim(self, start: int, nbytes: int, run: str) -> bool:
         return not self.used
 
 

@@ -20,12 +20,17 @@ type Measured = Mapping[str, Mapping[str, Times]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How many rounds warm up, and when to stop: after so many rounds, or after so many seconds and at least a few rounds."""
+    """How many rounds warm up, and when to stop: after so many rounds, or after so many seconds and at least a few rounds.
+
+    In its ``turn`` a way goes so many times in a row: what a caller who does one thing meets is a steady state, and not the
+    caches and the idle processor that another way left behind.
+    """
 
     warm_up: int
     rounds: int
     seconds: float
     fewest: int = 5
+    turn: int = 1
 
 
 def measure(workload: Workload, ways: Sequence[Way], pace: Pace) -> list[Mapping[str, Times]]:
@@ -34,7 +39,7 @@ def measure(workload: Workload, ways: Sequence[Way], pace: Pace) -> list[Mapping
     They take turns, in another order in each round, so that whatever the machine does besides, and whatever one way
     leaves behind in its caches, meets them all.
     """
-    course = _Course(workload, ways)
+    course = _Course(workload, ways, pace.turn)
     # What is there already need not be searched for garbage while the watch runs.
     gc.collect()
     gc.freeze()
@@ -53,16 +58,18 @@ def measure(workload: Workload, ways: Sequence[Way], pace: Pace) -> list[Mapping
 
 
 class _Course:
-    def __init__(self, workload: Workload, ways: Sequence[Way]) -> None:
+    def __init__(self, workload: Workload, ways: Sequence[Way], turn: int) -> None:
         self.watches = [Stopwatch() for _ in ways]
         self._workload = workload
+        self._turn = turn
         self._turns = list(zip(ways, self.watches, strict=True))
         self._random = random.Random(0)  # noqa: S311 - an order, no secret
 
     def round(self) -> None:
         self._random.shuffle(self._turns)
         for way, watch in self._turns:
-            way.round(self._workload, watch)
+            for _ in range(self._turn):
+                way.round(self._workload, watch)
 
     def forget(self) -> None:
         for watch in self.watches:

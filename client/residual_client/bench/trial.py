@@ -19,10 +19,10 @@ from residual_client.bench.workload import NAMES, Workload, workload
 __all__ = ["hold_trial"]
 
 _PACES = {
-    "block": Pace(warm_up=3, rounds=30, seconds=25.0),
-    "leaf": Pace(warm_up=2, rounds=15, seconds=35.0),
-    "small": Pace(warm_up=3, rounds=50, seconds=15.0),
-    "tiny": Pace(warm_up=10, rounds=300, seconds=10.0),
+    "block": Pace(warm_up=2, rounds=10, seconds=25.0, turn=3),
+    "leaf": Pace(warm_up=1, rounds=8, seconds=35.0, turn=2),
+    "small": Pace(warm_up=1, rounds=12, seconds=15.0, turn=5),
+    "tiny": Pace(warm_up=1, rounds=30, seconds=10.0, turn=10),
 }
 _QUICK = Pace(warm_up=1, rounds=3, seconds=1.0, fewest=2)
 

@@ -59,7 +59,9 @@ def router(service: Service) -> APIRouter:
         if_exists: Literal["error", "same", "replace"] = "error",
         segment: Annotated[
             str | None,
-            Query(pattern=r"^[\w-]{1,64}:\d{1,18}$", description="The block that holds the leaves."),
+            Query(
+                pattern=r"^[\w-]{1,64}:\d{1,18}:[0-9a-f]{32}$", description="The block that holds the leaves."
+            ),
         ] = None,
         part: Annotated[
             str | None,

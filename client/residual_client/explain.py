@@ -1,0 +1,115 @@
+"""Explain: what an offload of a VJP object would send, and where it comes from, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_leaves
+
+from residual_client.explanation import ExplainedLeaf, Explanation
+from residual_client.jax_compat import Linearized, residual_inputs
+from residual_client.origins import Origin, makers_of
+from residual_client.staging import Staging
+from residual_client.transfer import Residual, leaf_of, start_copies
+from residual_client.trees import argument_paths
+from residual_client.uses import users_of
+from residual_client.vjp import arguments_of, check_vjp, residuals_of
+from residual_store.encoding import encode_all
+from residual_store.leaf import Leaf
+from residual_store.settings import Settings
+
+__all__ = ["explain"]
+
+
+def explain(
+    vjp: Any,
+    *,
+    forward: Callable[..., Any] | None = None,
+    args: Sequence[Any] = (),
+    settings: Settings | None = None,
+    staging: Staging | None = None,
+) -> Explanation:
+    """What an offload of this VJP object would send, leaf by leaf; nothing is sent.
+
+    Each leaf has its channel, shape, dtype and bytes, and whether it is constant, a mask, or a duplicate; for that its
+    values are read.
+    A VJP object without values, such as ``jax.eval_shape(forward, W, x)[1]`` or one that is being traced, will do too, and
+    then constants and duplicates are not known.
+
+    Where a leaf comes from follows from the backward program, which says on which line of the model it is *used*, and from
+    its shape, which says what it *looks like*, such as a weight.
+    With ``forward``, the function that returns the VJP object, and its ``args``, real or abstract, the forward is traced
+    once more, and the explanation says what *made* each leaf, and for sure what is captured or a copy of an argument.
+
+    Raises what `Client.offload` raises for a VJP object that cannot be offloaded, and `ProgramMismatch` for another forward.
+
+    >>> explanation = explain(jax.vjp(lambda x: jax.lax.sin(jax.lax.exp(x)), x)[1])
+    >>> [leaf.where.partition(" at ")[0] for leaf in explanation.leaves]
+    ['used by mul', 'used by mul']
+    """
+    known = check_vjp(vjp)
+    settings = settings or Settings()
+    longest = settings.max_path_chars
+    residuals = residuals_of(vjp, known, longest_path=longest)
+    is_abstract = not all(_has_value(residual.value) for residual in residuals)
+    leaves = _leaves(
+        residuals, staging or Staging(window_bytes=settings.staging_bytes), is_abstract=is_abstract
+    )
+    origins = _used(vjp, residuals) if forward is None else makers_of(forward, args, tree_leaves(vjp))
+    return Explanation(
+        function=known.function,
+        leaves=tuple(
+            ExplainedLeaf(leaf=leaf, origin=origin) for leaf, origin in zip(leaves, origins, strict=True)
+        ),
+        restored=_restored(vjp, known, longest),
+        is_abstract=is_abstract,
+    )
+
+
+def _has_value(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+def _leaves(residuals: Sequence[Residual], staging: Staging, *, is_abstract: bool) -> list[Leaf]:
+    """The entries of the leaves, encoded as an offload would."""
+    if is_abstract:
+        found = [leaf_of(index, _without_value(residual)) for index, residual in enumerate(residuals)]
+        return [
+            leaf.changed(encoding="bits") if leaf.dtype == "bool" and leaf.elements > 1 else leaf
+            for leaf in found
+        ]
+    identities = [id(residual.value) for residual in residuals]
+    encoded = encode_all(list(start_copies(residuals, staging)), identities)
+    return [
+        leaf_of(index, residual).changed(
+            encoding=one.encoding, alias_of=one.alias_of, same_array=one.same_array
+        )
+        for index, (residual, one) in enumerate(zip(residuals, encoded, strict=True))
+    ]
+
+
+def _without_value(residual: Residual) -> Residual:
+    value = jax.ShapeDtypeStruct(residual.value.shape, residual.value.dtype)
+    return Residual(channel=residual.channel, path=residual.path, value=value, expected=residual.expected)
+
+
+def _used(vjp: Any, residuals: Sequence[Residual]) -> list[Origin]:
+    """The origins as far as the VJP object itself tells: arguments for sure, and where the others are used."""
+    inputs, paths = residual_inputs(vjp), argument_paths(vjp.in_tree)
+    opaque = iter(users_of(inputs, paths, range(len(vjp.opaque_residuals))))
+    return [
+        Origin(kind="argument", text=residual.path)
+        if residual.channel == "args_res"
+        else next(opaque)
+        if residual.channel == "opaque_residuals"
+        else Origin(kind="computed", text=residual.path)
+        for residual in residuals
+    ]
+
+
+def _restored(vjp: Any, known: Linearized, longest: int) -> tuple[str, ...]:
+    arguments = arguments_of(vjp, known, longest_path=longest)
+    return tuple(argument.path for argument in arguments if argument.must_be_restored)
