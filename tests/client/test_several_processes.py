@@ -41,7 +41,7 @@ def _run_two(url: str, key: str, *rest: str) -> list[tuple[int, str]]:
         for index in range(2)
     ]
     try:
-        return [(process.wait(120), process.communicate()[0]) for process in processes]
+        return [(process.wait(240), process.communicate()[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()
