@@ -35,6 +35,7 @@ from residual_store.errors import InternalError, NotFound, ResidualStoreError, U
 from residual_store.key import check_fingerprint, check_key, check_prefix, check_run
 from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
+from residual_store.parts import Part
 from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
@@ -90,12 +91,13 @@ class HttpStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        part: Part | None = None,
         moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         started = time.perf_counter()
         check_ttl(ttl, self.settings)
         check_if_exists(if_exists)
-        query = {"durability": durability, "ttl": ttl, "if_exists": if_exists}
+        query = {"durability": durability, "ttl": ttl, "if_exists": if_exists, "part": part}
         receipt = self._transport.put(self._bundle(key), key, bundle, query, moved or (lambda nbytes: None))
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 

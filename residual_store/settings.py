@@ -134,6 +134,11 @@ class Settings:
         "seconds",
         "the lease of a bundle without a name, so that a dead client's bundles do not stay",
     )
+    part_ttl_seconds: float = _setting(
+        300.0,
+        "seconds",
+        "the lease of one process's part while it waits for those of the others; a slow step and a slow link fit",
+    )
     sweep_seconds: float = _setting(
         5.0,
         "seconds",

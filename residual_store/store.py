@@ -12,6 +12,7 @@ import numpy.typing as npt
 from residual_store.bundle import Bundle
 from residual_store.errors import InvalidOption
 from residual_store.manifest import Manifest
+from residual_store.parts import Part
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 
@@ -151,6 +152,7 @@ class Store(Protocol):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        part: Part | None = None,
         moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         """Store a bundle; on return it is whole and verified in memory ("host") or committed and fsynced ("disk").
@@ -158,6 +160,8 @@ class Store(Protocol):
         ``durability`` None means the best that this store has; ``ttl`` is the lease in seconds, None for no end.
         ``if_exists``: "error" raises `AlreadyExists` unless the very same bytes are there (a repeated request),
         "same" also accepts equal values and program, "replace" replaces in one step.
+        With ``part``, ``bundle`` is one of the parts that `residual_store.parts` makes; they wait out of sight, each for
+        ``part_ttl_seconds``, and become the bundle ``key`` when the last one is there.
         ``moved`` is called now and then with how many bytes have gone to a server, from 0 again when they are sent again.
         """
 

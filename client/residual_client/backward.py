@@ -21,13 +21,15 @@ from residual_store.errors import (
     ArgumentMismatch,
     CotangentMismatch,
     MeshMismatch,
+    NotFound,
     ProgramMismatch,
     ProgramUnavailable,
 )
 from residual_store.leaf import Aval
 from residual_store.manifest import Manifest
+from residual_store.store import Store
 
-__all__ = ["Backward", "load_program"]
+__all__ = ["Backward", "Calls"]
 
 type Call = Callable[[list[Any], list[Any], list[Any]], Sequence[Any]]
 
@@ -120,7 +122,30 @@ def _meshes(manifest: Manifest) -> str:
     )
 
 
-def load_program(program: bytes, manifest: Manifest, key: str) -> Call:
+class Calls:
+    """Programs that were loaded from a store, by fingerprint, so that each is loaded once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._calls: dict[str, Call] = {}
+
+    def of(self, key: str, manifest: Manifest) -> Call:
+        """The program of a bundle; raises `ProgramUnavailable` with the reason if there is none, and `DataLoss`."""
+        fingerprint = manifest.fingerprint
+        if fingerprint is None or manifest.no_program is not None:
+            raise ProgramUnavailable(f"{key!r} has no source-free backward: {manifest.no_program}", key=key)
+        if fingerprint not in self._calls:
+            try:
+                program = self._store.get_program(fingerprint)
+            except NotFound as error:
+                raise ProgramUnavailable(
+                    f"the program of {key!r} is not in the store: {error}", key=key
+                ) from error
+            self._calls[fingerprint] = _load(program, manifest, key)
+        return self._calls[fingerprint]
+
+
+def _load(program: bytes, manifest: Manifest, key: str) -> Call:
     """The callable of an exported backward, once it is sure that it is the one of this bundle and can run here.
 
     Raises `ProgramMismatch`, `MeshMismatch` or `ProgramUnavailable`.

@@ -7,23 +7,24 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client import transforms
-from residual_client.backward import Backward, Call, load_program
+from residual_client.backward import Backward, Calls
 from residual_client.depot import Depot
 from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
+from residual_client.holding import Holding
 from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import Terms, manifest_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
-from residual_client.restore import check_program, check_widths, place_leaves, rebuild
+from residual_client.restore import check_program, check_widths, place_anywhere, placements_like, rebuild
 from residual_client.room import WhenFull
+from residual_client.sharding import Attempts
 from residual_client.staging import Staging
 from residual_client.transfer import check_precision, check_readable, placement_of
 from residual_client.transfers import Transfers
@@ -31,10 +32,10 @@ from residual_client.upload import Progress
 from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
-from residual_store.errors import LeafUnavailable, NotFound, ProgramUnavailable, StoreUnavailable
+from residual_store.errors import LeafUnavailable, ProgramUnavailable, StoreUnavailable
 from residual_store.key import check_key
-from residual_store.leaf import Leaf
-from residual_store.manifest import Manifest, UserValue
+from residual_store.manifest import UserValue
+from residual_store.parts import attempt_of
 from residual_store.store import Durability, IfExists, Store
 
 __all__ = ["Client"]
@@ -53,9 +54,15 @@ class Client(ClosedAtExit):
         self.store = store
         self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
-        self._calls: dict[str, Call] = {}
+        self._attempts = Attempts(store.settings)
+        self._calls = Calls(store)
+        self._attempts = Attempts(store.settings)
         self._transfers = Transfers(
-            store, staging=self._staging, programs=self._programs, when_full=when_full
+            store,
+            staging=self._staging,
+            programs=self._programs,
+            attempts=self._attempts,
+            when_full=when_full,
         )
         self._scratch = f"scratch/{secrets.token_hex(8)}"
         self._numbers = itertools.count()
@@ -138,6 +145,7 @@ class Client(ClosedAtExit):
         known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_readable(residuals)
+        part, user = self._attempts.part_of(residuals, None if scratch else key, user)
         program = None if scratch else self._programs.of(vjp, known)
         manifest = manifest_of(
             vjp, known, residuals, program, key=key, settings=settings, args=args, user=user
@@ -147,11 +155,22 @@ class Client(ClosedAtExit):
             treedef=tree_structure(vjp),
             placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
             upload=self._transfers.take(
-                manifest, residuals, program, terms, named=not scratch, progress=progress
+                manifest,
+                Holding.of(residuals, part),
+                program,
+                terms,
+                named=not scratch,
+                progress=progress,
             ),
             number=number,
         )
-        handle = Handle(key=key, fingerprint=manifest.fingerprint, scratch=scratch, local=local)
+        handle = Handle(
+            key=key,
+            fingerprint=manifest.fingerprint,
+            scratch=scratch,
+            local=local,
+            known_digest=attempt_of(manifest),
+        )
         if scratch:
             self._has_scratch = True
             weakref.finalize(handle, self._transfers.forget, local.upload).atexit = False
@@ -170,7 +189,13 @@ class Client(ClosedAtExit):
     # Restore
 
     def restore(
-        self, source: Handle | str, *, args: Sequence[Any] | None = None, like: Any = None, wait: float = 0.0
+        self,
+        source: Handle | str,
+        *,
+        args: Sequence[Any] | None = None,
+        like: Any = None,
+        as_numpy: bool = False,
+        wait: float = 0.0,
     ) -> Any:
         """The VJP object again, with the leaves as they were.
 
@@ -179,6 +204,8 @@ class Client(ClosedAtExit):
         only what is missing. Without ``args``, what is missing stays a ``NotSaveable()`` for you to fill.
         ``like`` is the VJP object of the same function, real or abstract, such as
         ``jax.eval_shape(forward, *args)[1]``; it is needed unless this process has traced the program itself.
+        Leaves go to where those of ``like`` are, if it is real, and else to a mesh like the one that they were on.
+        With ``as_numpy`` they are host arrays, whatever devices they were on; PRNG keys stay arrays of JAX.
         ``wait`` is how many seconds to wait for a bundle that another process is about to store.
 
         Raises `NotFound`, `ProgramMismatch` with the first difference, `ArgumentMismatch` naming the leaf, and others
@@ -188,7 +215,9 @@ class Client(ClosedAtExit):
         """
         key, bundle = self._get(source, wait)
         treedef, placements = self._treedef(source, key, bundle, like)
-        return rebuild(bundle, treedef, placements, key=key, args=args, staging=self._staging)
+        return rebuild(
+            bundle, treedef, placements, key=key, args=args, staging=self._staging, as_numpy=as_numpy
+        )
 
     def _get(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         if not trace_state_clean():
@@ -201,8 +230,9 @@ class Client(ClosedAtExit):
     def _treedef(self, source: Handle | str, key: str, bundle: Bundle, like: Any) -> tuple[Any, Any]:
         if like is not None:
             program = self._programs.of(like, check_vjp(like))
-            check_program(bundle.manifest, program, key=key, store=self.store)
-            return program.treedef, [placement_of(leaf) for leaf in tree_leaves(like)]
+            leaves = tree_leaves(like)
+            check_program(bundle.manifest, program, leaves, key=key, store=self.store)
+            return program.treedef, placements_like(leaves, bundle.manifest.leaves)
         if isinstance(source, Handle) and source.local is not None:
             return source.local.treedef, source.local.placements
         known = self._programs.known(bundle.manifest.fingerprint)
@@ -251,31 +281,6 @@ class Client(ClosedAtExit):
         key, bundle = self._get(source, wait)
         with about(key):
             check_widths(bundle.manifest)
-        call = self._call(key, bundle.manifest)
-        movable = replace(
-            bundle,
-            manifest=replace(bundle.manifest, leaves=tuple(map(_anywhere, bundle.manifest.leaves))),
-        )
+        call = self._calls.of(key, bundle.manifest)
         with about(key):
-            return Backward(
-                key, bundle.manifest, place_leaves(movable, None, live=(), staging=self._staging), call
-            )
-
-    def _call(self, key: str, manifest: Manifest) -> Call:
-        fingerprint = manifest.fingerprint
-        if fingerprint is None or manifest.no_program is not None:
-            raise ProgramUnavailable(f"{key!r} has no source-free backward: {manifest.no_program}", key=key)
-        if fingerprint not in self._calls:
-            try:
-                program = self.store.get_program(fingerprint)
-            except NotFound as error:
-                raise ProgramUnavailable(
-                    f"the program of {key!r} is not in the store: {error}", key=key
-                ) from error
-            self._calls[fingerprint] = load_program(program, manifest, key)
-        return self._calls[fingerprint]
-
-
-def _anywhere(leaf: Leaf) -> Leaf:
-    """A program is lowered for device memory and for no device in particular, so a leaf need not be where it was."""
-    return leaf.changed(memory_kind=None, committed=False)
+            return Backward(key, bundle.manifest, place_anywhere(bundle, staging=self._staging), call)

@@ -10,7 +10,8 @@ import numpy as np
 from jax.tree_util import tree_leaves
 
 from residual_client.explanation import ExplainedLeaf, Explanation
-from residual_client.jax_compat import Linearized, residual_inputs
+from residual_client.jax_compat import residual_inputs
+from residual_client.linearization import Linearized
 from residual_client.origins import Origin, makers_of
 from residual_client.staging import Staging
 from residual_client.transfer import Residual, check_readable, is_key, leaf_of
@@ -36,8 +37,8 @@ def explain(
 
     Each leaf has its channel, shape, dtype and bytes, and whether it is constant, a mask, or a duplicate; for that its
     values are read.
-    A VJP object without values, such as ``jax.eval_shape(forward, W, x)[1]`` or one that is being traced, will do too, and
-    then constants and duplicates are not known.
+    A VJP object without values, such as ``jax.eval_shape(forward, W, x)[1]`` or one that is being traced, or one over the
+    devices of several processes will do too, and then constants and duplicates are not known.
 
     Where a leaf comes from follows from the backward program, which says on which line of the model it is *used*, and from
     its shape, which says what it *looks like*, such as a weight.
@@ -70,7 +71,9 @@ def explain(
 
 
 def _has_value(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return isinstance(value, np.ndarray | np.generic)
 
 
 def _leaves(residuals: Sequence[Residual], staging: Staging, *, is_abstract: bool) -> list[Leaf]:

@@ -11,6 +11,9 @@ from jax.sharding import Sharding
 
 from residual_client.upload import State, Upload
 from residual_store.errors import InvalidOption
+from residual_store.manifest import Manifest
+from residual_store.parts import attempt_of
+from residual_store.stat import digest_of_manifest
 from residual_store.store import Receipt
 
 __all__ = ["Handle", "Local"]
@@ -63,6 +66,10 @@ class Handle:
         """The name of the stored bytes, so that a handle never restores what somebody put in their place; waits as `wait` does."""
         return self.known_digest if self.known_digest is not None else self.wait().digest
 
+    def stands_for(self, manifest: Manifest) -> bool:
+        """Whether a bundle is that of this handle; one of several processes is known by the name of their attempt."""
+        return self.digest in (digest_of_manifest(manifest), attempt_of(manifest))
+
     def wait(self) -> Receipt:
         """The receipt, once the bundle is stored.
 
@@ -82,6 +89,8 @@ class Handle:
             raise InvalidOption(
                 "a scratch bundle can be restored only in the process that made it; pass a key to offload to name it"
             )
+        if self.local is not None:
+            self.wait()
         return json.dumps({"key": self.key, "digest": self.digest, "fingerprint": self.fingerprint})
 
     @classmethod

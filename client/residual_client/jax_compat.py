@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info
 from jax._src.export import _export
@@ -28,13 +29,15 @@ from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import Primitive
 
+from residual_client.linearization import Linearized, ResidualInputs
+
 __all__ = [
-    "Linearized",
     "NotNeeded",
     "NotSaveable",
     "ResidualEffect",
-    "ResidualInputs",
     "TreeDef",
+    "agreed",
+    "counted",
     "emit_host_call",
     "host_callbacks",
     "impure",
@@ -85,25 +88,6 @@ def is_sentinel(value: object) -> bool:
     return isinstance(value, NotNeeded | NotSaveable)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Linearized:
-    """What a VJP object knows of the function that it differentiates.
-
-    ``saved`` has the abstract value of each argument leaf that the backward reads, by flat position, ``opaque`` that of
-    each opaque residual that it reads, and ``structured`` those of the structured residuals in order.
-    ``tangents`` has that of each argument leaf's gradient, and ``outputs`` that of each output leaf's cotangent.
-    """
-
-    saved: dict[int, Any]
-    opaque: dict[int, Any]
-    structured: tuple[Any, ...]
-    tangents: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    function: str
-    refs: tuple[int, ...]
-    jaxpr: Any
-
-
 def linearized(vjp: Any) -> Linearized:
     """Read the linearized program of a VJP object."""
     spec, _, jaxpr, out_avals = vjp.fun.args
@@ -121,18 +105,6 @@ def linearized(vjp: Any) -> Linearized:
         refs=refs,
         jaxpr=jaxpr,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidualInputs:
-    """The linearized program of a VJP object and its input variables.
-
-    ``opaque`` has those of the opaque residuals that it reads, by their index, and ``tangents`` one for each argument leaf.
-    """
-
-    jaxpr: Any
-    opaque: dict[int, Any]
-    tangents: tuple[Any, ...]
 
 
 def residual_inputs(vjp: Any) -> ResidualInputs:
@@ -206,6 +178,26 @@ def release_dead_arrays() -> None:
     JAX itself does so only at its next transfer or at a garbage collection.
     """
     _jax.collect_garbage()
+
+
+def counted(name: str) -> int:
+    """How often this job of several processes has counted under this name, now included."""
+    return int(_coordinator().key_value_increment(name, 1))
+
+
+def agreed(name: str, proposal: str | None, *, seconds: float) -> str:
+    """The text that one process of this job has proposed under a name, as soon as it has.
+
+    Raises RuntimeError if it has not within ``seconds``.
+    It goes through JAX's coordination service, not through the devices.
+    """
+    if proposal is not None:
+        _coordinator().key_value_set(name, proposal)
+    return str(_coordinator().blocking_key_value_get(name, int(seconds * 1000)))
+
+
+def _coordinator() -> Any:
+    return _distributed.global_state.client
 
 
 def key_impl(dtype: Any) -> str:

@@ -14,6 +14,7 @@ from residual_store.digest import Payload, digest_of
 from residual_store.errors import LeafNotHeld
 from residual_store.key import run_of
 from residual_store.leaf import Leaf
+from residual_store.parts import Part
 from residual_store.repetition import sample_of
 from residual_store.shared_leaf import SharedLeaf, with_shared
 from residual_store.store import Durability, IfExists, Receipt, Store
@@ -70,9 +71,14 @@ class KnownLeaves:
         durability: Durability | None,
         ttl: float | None,
         if_exists: IfExists,
+        part: Part | None,
         moved: Callable[[int], object],
     ) -> Receipt:
-        """As `Store.put`."""
+        """As `Store.put`; a part goes as it is, because its leaves are pieces of those that the run holds."""
+        if part is not None:
+            return self._store.put(
+                key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part, moved=moved
+            )
         least = max(self._store.settings.dedup_bytes, 1)
         large = [leaf for leaf in bundle.manifest.leaves if leaf.encoding == "raw" and leaf.nbytes >= least]
         run = run_of(key)

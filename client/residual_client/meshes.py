@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from residual_store.errors import MeshMismatch
 from residual_store.leaf import MeshSharding
 
-__all__ = ["Meshes", "symbolic"]
+__all__ = ["Meshes", "named", "symbolic"]
 
 
 def symbolic(sharding: Any, ndim: int) -> MeshSharding | None:
@@ -35,6 +35,17 @@ def _axes(entry: Any) -> tuple[str, ...]:
     if entry is None:
         return ()
     return tuple(map(str, entry)) if isinstance(entry, tuple) else (str(entry),)
+
+
+def named(shardings: Iterable[MeshSharding | None]) -> str:
+    """The meshes of these shardings in words, each once.
+
+    >>> named([None])
+    'no mesh'
+    """
+    axes = [dict(zip(one.axis_names, one.axis_sizes, strict=True)) for one in shardings if one is not None]
+    texts = [f"mesh({', '.join(f'{name}={size}' for name, size in one.items())})" for one in axes]
+    return " and ".join(dict.fromkeys(texts)) or "no mesh"
 
 
 class Meshes:

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from residual_client.jax_compat import Linearized, x64_enabled
+from residual_client.holding import Places
+from residual_client.jax_compat import x64_enabled
 from residual_client.known_leaves import KnownLeaves
+from residual_client.linearization import Linearized
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.snapshot import Snapshot
@@ -59,6 +61,7 @@ class Draft:
 
     manifest: Manifest
     snapshot: Snapshot
+    places: Places
     program: Program | None
     terms: Terms
 
@@ -67,7 +70,7 @@ class Draft:
 
         Raises `LeafUnavailable`, which names the leaf, for one that did not reach the host.
         """
-        return Bundle.encoded(self.manifest, self.snapshot.hosts(), identities=list(self.snapshot.identities))
+        return self.places.bundle(self.manifest, self.snapshot.hosts())
 
     def put(
         self, known: KnownLeaves, programs: ProgramCache, bundle: Bundle, moved: Callable[[int], object]
@@ -82,6 +85,7 @@ class Draft:
             durability=terms.durability,
             ttl=terms.ttl,
             if_exists=terms.if_exists,
+            part=self.places.part,
             moved=moved,
         )
         if self.program is None or receipt.has_program:

@@ -13,7 +13,6 @@ from residual_client.motion import Motion
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
 from residual_store.errors import ResidualStoreError, TransferStalled
-from residual_store.stat import digest_of_manifest
 
 __all__ = ["Prefetch"]
 
@@ -99,7 +98,7 @@ class Prefetch:
             if self._held.get(handle.key) is fetch:
                 del self._held[handle.key]
             bundle = fetch.bundle
-        if bundle is None or digest_of_manifest(bundle.manifest) != handle.digest:
+        if bundle is None or not handle.stands_for(bundle.manifest):
             return None
         return bundle
 

@@ -20,13 +20,13 @@ from jax.tree_util import tree_leaves, tree_structure
 
 from residual_client.callbacks import Unfollowable, digest_callbacks
 from residual_client.jax_compat import (
-    Linearized,
     TreeDef,
     host_callbacks,
     operation_text,
     stripped,
     without_locations,
 )
+from residual_client.linearization import Linearized
 from residual_client.transfer import Residual, abstract, leaf_of
 from residual_client.trees import describe, difference
 from residual_client.vjp import arguments_of, fill, residuals_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from jax.tree_util import tree_flatten
 
-from residual_client.jax_compat import Linearized, TreeDef, is_fresh, linearized
+from residual_client.jax_compat import TreeDef, is_fresh, linearized
+from residual_client.linearization import Linearized
 from residual_client.program import Program, lower
 from residual_store.store import Store
 

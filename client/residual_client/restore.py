@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
 from jax.sharding import Sharding
 
 from residual_client.jax_compat import TreeDef, x64_enabled
-from residual_client.meshes import Meshes
+from residual_client.meshes import Meshes, named, symbolic
 from residual_client.program import Program, bundle_signature, text_difference, text_of
 from residual_client.refusals import about
 from residual_client.staging import Staging
-from residual_client.transfer import check_precision, placement_for, to_device
+from residual_client.transfer import as_host, check_precision, placement_for, placement_of, to_device
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle, digest_of
-from residual_store.errors import PrecisionMismatch, ProgramMismatch, ResidualStoreError
+from residual_store.errors import MeshMismatch, PrecisionMismatch, ProgramMismatch, ResidualStoreError
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
-__all__ = ["check_program", "check_widths", "place_leaves", "rebuild"]
+__all__ = ["check_program", "check_widths", "place_anywhere", "placements_like", "rebuild"]
 
 
 def rebuild(
@@ -31,6 +33,7 @@ def rebuild(
     key: str,
     args: Sequence[Any] | None,
     staging: Staging,
+    as_numpy: bool = False,
 ) -> Any:
     """The VJP object of a bundle in a treedef whose program is known to be the bundle's.
 
@@ -45,8 +48,19 @@ def rebuild(
                 "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
             )
         values = check_arguments(args, manifest.arguments, manifest.in_tree)
-        leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
+        if as_numpy:
+            leaves = [as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves]
+        else:
+            leaves = place_leaves(bundle, placements, live=values.values(), staging=staging)
         return fill(treedef.unflatten(leaves), values, manifest.arguments, complete=args is not None)
+
+
+def placements_like(like: Sequence[Any], leaves: Sequence[Leaf]) -> list[Sharding | None]:
+    """Where each leaf goes so that it is where that of ``like`` is; None stands for: where its record says."""
+    return [
+        one.sharding if leaf.sharding is not None and isinstance(one, jax.Array) else placement_of(one)
+        for one, leaf in zip(like, leaves, strict=True)
+    ]
 
 
 def check_widths(manifest: Manifest) -> None:
@@ -78,6 +92,13 @@ def place_leaves(
     return [placed[leaf.index if leaf.index in placed else leaf.alias_of] for leaf in leaves]
 
 
+def place_anywhere(bundle: Bundle, *, staging: Staging) -> list[Any]:
+    """All leaves for a stored program, which is lowered for device memory and for no device in particular."""
+    leaves = tuple(leaf.changed(memory_kind=None, committed=False) for leaf in bundle.manifest.leaves)
+    movable = replace(bundle, manifest=replace(bundle.manifest, leaves=leaves))
+    return place_leaves(movable, None, live=(), staging=staging)
+
+
 def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Sharding | None] | None) -> bool:
     """Whether a leaf was the array of an earlier one, and belongs where that does."""
     if leaf.alias_of is None or not leaf.same_array:
@@ -88,8 +109,13 @@ def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Shardi
     return where and all(getattr(leaf, name) == getattr(source, name) for name in names)
 
 
-def check_program(manifest: Manifest, program: Program, *, key: str, store: Store) -> None:
-    """Raise `ProgramMismatch`, which names the first difference, unless the bundle's program is this one."""
+def check_program(
+    manifest: Manifest, program: Program, like: Sequence[Any], *, key: str, store: Store
+) -> None:
+    """Raise `ProgramMismatch`, which names the first difference, unless the bundle's program is this one.
+
+    Raises `MeshMismatch`, which names both meshes too, if the leaves of ``like`` are on another one than the bundle's.
+    """
     if manifest.fingerprint is not None and manifest.fingerprint == program.fingerprint:
         return
     if program.fingerprint is None or manifest.fingerprint is None:
@@ -101,6 +127,13 @@ def check_program(manifest: Manifest, program: Program, *, key: str, store: Stor
     difference = bundle_signature(manifest).difference(program.signature) or _operations_difference(
         manifest, program, store
     )
+    made_on = named(leaf.sharding for leaf in manifest.leaves)
+    is_on = named(symbolic(getattr(leaf, "sharding", None), len(leaf.shape)) for leaf in like)
+    if made_on != is_on and any(isinstance(leaf, jax.Array) for leaf in like):
+        raise MeshMismatch(
+            f"{key!r} was made on {made_on} and the VJP object given is on {is_on}, where its backward is another "
+            f"program: {difference}; pass like= from the same mesh, or as_numpy=True with the handle"
+        )
     raise ProgramMismatch(
         f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
         f"so restoring it would give a wrong gradient: {difference}; "

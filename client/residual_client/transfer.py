@@ -24,6 +24,7 @@ from residual_store.leaf import Aval, Channel, Leaf
 __all__ = [
     "Residual",
     "abstract",
+    "as_host",
     "check_precision",
     "check_readable",
     "is_key",
@@ -117,11 +118,6 @@ def _check_array(path: str, value: jax.Array) -> None:
             f"{path} is a sum that is still to be made over devices ({value.sharding}), so it has no value to store",
             leaf=path,
         )
-    if not value.is_fully_addressable:
-        raise LeafUnavailable(
-            f"{path} lies on devices of several processes ({value.sharding}), and this process sees only a part of it",
-            leaf=path,
-        )
 
 
 def leaf_of(index: int, residual: Residual) -> Leaf:
@@ -172,7 +168,10 @@ def to_device(
     All arrays are on their way at once, and nothing waits for them.
     float0 stays a numpy array, because JAX has no device array of it.
     """
-    plain = [leaf.kind == "array" and leaf.dtype != FLOAT0 for leaf in leaves]
+    plain = [
+        leaf.kind == "array" and leaf.dtype != FLOAT0 and not _is_spread(target)
+        for leaf, target in zip(leaves, targets, strict=True)
+    ]
     arrays = iter(
         staging.to_device(
             [_dense(host) for host in itertools.compress(hosts, plain)],
@@ -198,9 +197,27 @@ def _dense(host: Host) -> Host:
 def _special(host: Host, leaf: Leaf, target: Sharding | None) -> Any:
     if leaf.dtype == FLOAT0:
         return np.zeros(leaf.shape, DTYPES[FLOAT0])
+    if target is not None and _is_spread(target):
+        # Not device_put, which compares the values of all processes with each other.
+        shards = jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+        return _wrapped(relabelled(shards, weak_type=leaf.weak_type), leaf)
     # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
-    keys = jax.random.wrap_key_data(jnp.asarray(host), impl=leaf.key_impl)
+    keys = _wrapped(jnp.asarray(host), leaf)
     return keys if target is None else jax.device_put(keys, target)
+
+
+def as_host(host: Host, leaf: Leaf) -> Any:
+    """The restored leaf as a host array; keys are an array of JAX, which numpy does not have."""
+    return host if leaf.kind == "array" else _special(host, leaf, None)
+
+
+def _is_spread(target: Sharding | None) -> bool:
+    """Whether an array there would lie on devices of several processes."""
+    return target is not None and not target.is_fully_addressable
+
+
+def _wrapped(data: jax.Array, leaf: Leaf) -> jax.Array:
+    return data if leaf.kind == "array" else jax.random.wrap_key_data(data, impl=leaf.key_impl)
 
 
 def placement_for(leaf: Leaf, meshes: Meshes) -> Sharding | None:

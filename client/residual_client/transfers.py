@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from residual_client.farewell import Farewell
 from residual_client.handle import Handle
+from residual_client.holding import Holding
 from residual_client.jax_compat import release_dead_arrays
 from residual_client.known_leaves import KnownLeaves
 from residual_client.motion import Motion
@@ -16,9 +17,9 @@ from residual_client.prefetch import Prefetch
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.room import Room, WhenFull
-from residual_client.snapshot import snapshot_nbytes, take_snapshot
+from residual_client.sharding import Attempts
+from residual_client.snapshot import take_snapshot
 from residual_client.staging import Staging
-from residual_client.transfer import Residual
 from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
@@ -26,7 +27,6 @@ from residual_store.bundle import Bundle
 from residual_store.errors import BundleReplaced, DataLoss, NotFound
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
-from residual_store.stat import digest_of_manifest
 from residual_store.store import Store
 
 __all__ = ["Transfers"]
@@ -36,10 +36,17 @@ class Transfers:
     """Uploads, prefetch and all other ways to the store of one client, within the limits of the store's settings."""
 
     def __init__(
-        self, store: Store, *, staging: Staging, programs: ProgramCache, when_full: WhenFull
+        self,
+        store: Store,
+        *,
+        staging: Staging,
+        programs: ProgramCache,
+        attempts: Attempts,
+        when_full: WhenFull,
     ) -> None:
         settings = store.settings
         self._store = store
+        self._attempts = attempts
         self._known_leaves = KnownLeaves(store)
         self._staging = staging
         self._programs = programs
@@ -79,7 +86,7 @@ class Transfers:
     def take(
         self,
         manifest: Manifest,
-        residuals: Sequence[Residual],
+        holding: Holding,
         program: Program | None,
         terms: Terms,
         *,
@@ -87,10 +94,10 @@ class Transfers:
         progress: Progress | None,
     ) -> Upload:
         """Take the bytes of residuals that have been checked, and have them stored."""
-        nbytes = snapshot_nbytes(residuals)
+        nbytes, places = holding.nbytes, holding.places
         with self._uploads.room(terms.key, nbytes):
-            snapshot = take_snapshot(residuals, self._staging, self._pool)
-            draft = Draft(manifest=manifest, snapshot=snapshot, program=program, terms=terms)
+            snapshot = take_snapshot(holding.arrays, self._staging, self._pool)
+            draft = Draft(manifest=manifest, snapshot=snapshot, places=places, program=program, terms=terms)
             upload = Upload(
                 terms.key,
                 named=named,
@@ -98,6 +105,7 @@ class Transfers:
                 encode=draft.bundle,
                 put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
+                part=places.part,
                 progress=progress,
             )
             self._prefetch.drop(terms.key)
@@ -152,8 +160,8 @@ class Transfers:
             return source, self._stored(source, wait)
         bundle = self._in_memory(source)
         if bundle is None:
-            bundle = self._stored(source.key, wait)
-            if digest_of_manifest(bundle.manifest) != source.digest:
+            bundle = self._stored(source, wait)
+            if not source.stands_for(bundle.manifest):
                 raise BundleReplaced(
                     f"the bundle {source.key!r} was replaced after this handle was made; use the key if the new one is wanted",
                     key=source.key,
@@ -164,23 +172,32 @@ class Transfers:
     def _in_memory(self, handle: Handle) -> Bundle | None:
         """The bundle of a handle that is not stored yet, or was fetched before; raises why it was not stored, if so."""
         if handle.local is not None:
-            bundle = handle.local.upload.bundle()
+            upload = handle.local.upload
+            bundle = upload.bundle() if upload.part is None else None
             if bundle is not None:
                 return bundle
             handle.wait()
         return self._prefetch.take(handle)
 
-    def _stored(self, key: str, wait: float) -> Bundle:
+    def _stored(self, source: Handle | str, wait: float) -> Bundle:
+        key = source.key if isinstance(source, Handle) else source
         self._uploads.settle(key)
-        bundle = self._store.get(key, wait=wait)
+        bundle = self._attempts.get(self._store, source, wait=wait)
         if bundle.manifest.key not in (None, key):
             raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
         return bundle
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Fetch bundles in the background, as far as there is room; those that are not stored are in memory already."""
+        """Fetch bundles in the background, as far as there is room.
+
+        Those that are not stored are in memory already, and those of several processes may not be whole yet.
+        """
         self._motion.check_process()
-        self._prefetch.want((handle for handle in handles if handle.state == "stored"), self._nbytes)
+        self._prefetch.want(filter(_can_be_fetched, handles), self._nbytes)
 
     def _nbytes(self, handle: Handle) -> int:
         return self._store.stat(handle.key).nbytes if handle.local is None else handle.wait().nbytes
+
+
+def _can_be_fetched(handle: Handle) -> bool:
+    return handle.state == "stored" and (handle.local is None or handle.local.upload.part is None)

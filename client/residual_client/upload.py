@@ -11,6 +11,7 @@ from typing import Literal
 from residual_client.motion import Motion
 from residual_store.bundle import Bundle
 from residual_store.errors import NotFound, ResidualStoreError, TransferStalled
+from residual_store.parts import Part
 from residual_store.store import Receipt
 
 __all__ = ["Progress", "State", "Upload", "again"]
@@ -28,6 +29,7 @@ class Upload:
     A ``queued`` or ``sending`` one is not ``stored`` yet; a ``failed`` one will not be, and a ``withdrawn`` one was deleted
     before.
     ``nbytes`` is the memory that its bytes hold as long as it is pending.
+    With a ``part`` it is that part of the bundle, and other processes have the others.
     ``encode`` makes the bundle, and is called once; ``put`` stores it.
     Attributes change with the lock of ``motion`` held.
     """
@@ -41,9 +43,10 @@ class Upload:
         encode: Callable[[], Bundle],
         put: Put,
         motion: Motion,
+        part: Part | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.key, self.named, self.nbytes = key, named, nbytes
+        self.key, self.named, self.nbytes, self.part = key, named, nbytes, part
         self.state: State = "queued"
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from residual_client.jax_compat import ResidualInputs, inner_jaxpr, is_literal, source_line
+from residual_client.jax_compat import inner_jaxpr, is_literal, source_line
+from residual_client.linearization import ResidualInputs
 from residual_client.origins import Origin, at_line
 
 __all__ = ["users_of"]

@@ -11,7 +11,6 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten, tree_leaves_with_path
 
 from residual_client.jax_compat import (
-    Linearized,
     NotNeeded,
     TreeDef,
     is_ref,
@@ -20,11 +19,12 @@ from residual_client.jax_compat import (
     linearized,
     with_weak_type,
 )
+from residual_client.linearization import Linearized
 from residual_client.transfer import Residual, abstract, is_key
 from residual_client.trees import argument_paths, describe, difference, leaves_of, mirrors
 from residual_store.bundle import digest_of
 from residual_store.dtypes import FLOAT0
-from residual_store.errors import ArgumentMismatch
+from residual_store.errors import ArgumentMismatch, LeafUnavailable
 from residual_store.leaf import Channel
 from residual_store.manifest import Argument, State
 from residual_store.tree import leaf_count, split
@@ -186,7 +186,12 @@ def _canonical(value: Any, argument: Argument) -> Any:
 
 
 def argument_digest(value: Any) -> bytes:
-    """The xxh3-128 of an argument's bytes in C order."""
+    """The xxh3-128 of an argument's bytes in C order; raises `LeafUnavailable` if it lies on several processes."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        raise LeafUnavailable(
+            f"an argument of shape {value.shape} lies on devices of several processes, and no digest of it can be "
+            "taken in one of them; leave args out"
+        )
     host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     return digest_of(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 

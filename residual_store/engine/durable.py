@@ -57,7 +57,7 @@ class DurableTier:
         clock: Callable[[], float] = time.time,
         in_background: bool = True,
     ) -> None:
-        self._root = root
+        self.root = self._root = root
         self._settings = settings
         self._clock = clock
         self._writers = Writers(root.directory)

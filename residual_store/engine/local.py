@@ -22,6 +22,7 @@ from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
 from residual_store.engine.leases import Leases
 from residual_store.engine.memory import HostMemory
+from residual_store.engine.parts import Parts
 from residual_store.engine.programs import MemoryPrograms, Programs
 from residual_store.engine.reading import Reading
 from residual_store.engine.root import Root
@@ -31,6 +32,7 @@ from residual_store.engine.terms import check_durability, check_limit, check_siz
 from residual_store.errors import NotFound, TooLarge
 from residual_store.key import check_deleted, check_key, check_prefix, check_run
 from residual_store.manifest import Manifest
+from residual_store.parts import Part
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.stat import receipt_of
@@ -104,6 +106,7 @@ class LocalStore(ClosedAtExit):
             collect=self._sharing.collect,
             clock=clock,
         )
+        self._parts = Parts(self, memory=self._memory, programs=self._programs, durable=durable, clock=clock)
 
     @classmethod
     def in_memory(
@@ -140,6 +143,7 @@ class LocalStore(ClosedAtExit):
         return _LOOK_AGAIN_SECONDS if self._durable is not None else None
 
     def close(self) -> None:
+        self._parts.close()
         self._host.close()
         self._memory.close()
         if self._durable is not None:
@@ -155,6 +159,7 @@ class LocalStore(ClosedAtExit):
         durability: Durability | None = None,
         ttl: float | None = None,
         if_exists: IfExists = "error",
+        part: Part | None = None,
         moved: Callable[[int], object] | None = None,
     ) -> Receipt:
         started = time.perf_counter()
@@ -163,6 +168,8 @@ class LocalStore(ClosedAtExit):
         check_size(key, bundle.manifest, self.settings)
         check_ttl(ttl, self.settings)
         durability = self.durability(durability)
+        if part is not None:
+            return self._parts.put(key, bundle, part, durability=durability, ttl=ttl, if_exists=if_exists)
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
             bundle = self.admission.take_in(key, bundle, durability, if_exists)
@@ -231,6 +238,7 @@ class LocalStore(ClosedAtExit):
                 self._remove(stat.key)
             count += len(page)
         self._sharing.drop(prefix)
+        self._parts.forget_below(prefix)
         return count
 
     def _remove(self, key: str) -> None:
@@ -244,7 +252,7 @@ class LocalStore(ClosedAtExit):
 
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many."""
-        return self._leases.expire()
+        return self._leases.expire() + self._parts.expire()
 
     def usage(self) -> Usage:
         memory, runs = self._memory.usage, self._catalog.usage()
@@ -255,7 +263,7 @@ class LocalStore(ClosedAtExit):
             segments_fresh=memory.fresh,
             segments_recycled=memory.recycled,
             host_total_bytes=self._memory.total,
-            expired=self._leases.expired,
+            expired=self._leases.expired + self._parts.expired,
             spilled=self._memory.spilled,
             unindexed=self._catalog.unindexed,
         )

@@ -22,6 +22,7 @@ __all__ = ["Root"]
 
 _ATTEMPTS = 100
 _TRASH = "trash"
+_SHELF = "parts/"
 
 
 class Root:
@@ -51,6 +52,18 @@ class Root:
     def spec(self, folder: str) -> dict[str, Any]:
         """The tensorstore spec of the key-value store below a folder."""
         return {**self._spec, "path": self._spec["path"] + folder}
+
+    # Parts of bundles that wait for others
+
+    @property
+    def shelf_url(self) -> str:
+        """Where a store of such parts belongs: below this root, apart from its bundles."""
+        return json.dumps(self.spec(_SHELF))
+
+    @property
+    def has_shelf(self) -> bool:
+        """Whether there is such a store, as far as a file system tells."""
+        return self.directory is not None and (self.directory / _SHELF).is_dir()
 
     # Single values
 

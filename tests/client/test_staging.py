@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
 import residual_client as rc
+from residual_client.shards import Shards
 from residual_client.snapshot import take_snapshot
 from residual_client.staging import Staging
 from residual_client.transfer import Residual
@@ -115,7 +116,7 @@ def test_a_snapshot_outlives_its_arrays(window: int) -> None:
     values = [jnp.arange(16.0) + index for index in range(3)]
     wanted = [np.array(value) for value in values]
     snapshot = take_snapshot(
-        _residuals(values), Staging(window_bytes=window, on_cpu=True), SegmentPool(total=1 << 20)
+        _shards(values), Staging(window_bytes=window, on_cpu=True), SegmentPool(total=1 << 20)
     )
     for value in values:
         value.delete()
@@ -127,12 +128,13 @@ def test_a_leaf_that_cannot_be_read_is_named() -> None:
     values = [jnp.arange(16.0), jnp.arange(16.0) + 1]
     values[1].delete()
     with pytest.raises(LeafUnavailable, match=r"args\[1\] cannot be read: .*deleted"):
-        take_snapshot(_residuals(values), Staging(window_bytes=64), SegmentPool(total=1 << 20))
+        take_snapshot(_shards(values), Staging(window_bytes=64), SegmentPool(total=1 << 20))
 
 
-def _residuals(values: list[jax.Array]) -> list[Residual]:
+def _shards(values: list[jax.Array]) -> list[Shards]:
     return [
-        Residual(channel="args_res", path=f"args[{index}]", value=value) for index, value in enumerate(values)
+        Shards.of(Residual(channel="args_res", path=f"args[{index}]", value=value))
+        for index, value in enumerate(values)
     ]
 
 

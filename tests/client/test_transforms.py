@@ -76,6 +76,7 @@ def test_what_is_not_saved_is_the_value_of_the_forward(any_client: rc.Client) ->
     weights = np.array(W)
     fwd, bwd = any_client.fwd_and_bwd(with_aux, (0, 1), has_aux=True, saveable_args=(False, True))
     y, residuals, _ = fwd(weights, x)
+    residuals.handle.wait()
     kept = any_client.store.get(residuals.handle.key).manifest
     assert [argument.state for argument in kept.arguments] == ["not_saveable", "saved"]
     weights[...] = 0

@@ -17,6 +17,7 @@ from residual_server.service import Service
 from residual_store.bundle import Bundle
 from residual_store.engine.local import LocalStore
 from residual_store.frame import MEDIA_TYPE, FrameReader, frame_head, frame_nbytes, frame_parts
+from residual_store.parts import Part
 from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
 from residual_store.stat import digest_of_manifest
 from residual_store.store import IfExists, Receipt
@@ -63,6 +64,10 @@ def router(service: Service) -> APIRouter:
                 description="The block that holds the leaves.",
             ),
         ] = None,
+        part: Annotated[
+            str | None,
+            Query(pattern=r"^\d{1,6}/\d{1,6}$", description="Which part of how many the frame is."),
+        ] = None,
     ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
 
@@ -70,15 +75,18 @@ def router(service: Service) -> APIRouter:
         """
         service.check_key(request, key, "write")
         store.durability(durability)
+        piece = Part.of_text(part) if part is not None else None
+        # What stands under the key already is no reason to refuse a part before the store has looked at it.
+        admitted: IfExists = if_exists if piece is None else "replace"
         if segment is None:
-            bundle = await receive_bundle(request, store, key, if_exists)
+            bundle = await receive_bundle(request, store, key, admitted)
         else:
             head, block = await receive_head(request, store.settings), BlockName.of_text(segment)
 
         def put() -> tuple[Receipt, Place | None]:
-            whole = bundle if segment is None else _adopted(store, key, head, block, if_exists)
-            receipt = store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists)
-            stays = segment is not None and receipt.tier == "host" and not receipt.existed
+            whole = bundle if segment is None else _adopted(store, key, head, block, admitted)
+            receipt = store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
+            stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
             return receipt, whole.place if stays else None
 
         receipt, place = await service.call(put)
