@@ -151,6 +151,10 @@ class Leaf(Entry, frozen=True, kw_only=True):
         """Whether the bytes are held once for the run and not in the bundle."""
         return self.encoding == "shared"
 
+    def is_large(self, least: int) -> bool:
+        """Whether it has bytes of its own, at least so many, which the run could hold for several bundles."""
+        return self.encoding == "raw" and self.nbytes >= max(least, 1)
+
     @property
     def array_nbytes(self) -> int:
         """Bytes of the array on the host, before any encoding."""

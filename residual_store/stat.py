@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from residual_store.bundle import digest_of
+from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, encode
 from residual_store.store import Receipt, Stat, Tier
 
-__all__ = ["content_digest", "digest_of_manifest", "receipt_of", "stat_of"]
+__all__ = ["content_digest", "digest_of_manifest", "receipt_of", "saved_bytes", "stat_of"]
 
 
 def digest_of_manifest(manifest: Manifest) -> str:
@@ -45,14 +48,19 @@ def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires
     )
 
 
+def saved_bytes(leaves: Iterable[Leaf]) -> dict[str, int]:
+    """How many bytes less these leaves have than the arrays, by encoding."""
+    saved: dict[str, int] = {}
+    for leaf in leaves:
+        if leaf.encoding != "raw":
+            saved[leaf.encoding] = saved.get(leaf.encoding, 0) + leaf.array_nbytes - leaf.encoded_nbytes
+    return saved
+
+
 def receipt_of(
     stat: Stat, manifest: Manifest, *, existed: bool, has_program: bool, seconds: dict[str, float]
 ) -> Receipt:
     """The `Receipt` for a bundle that is stored as ``stat`` says."""
-    saved: dict[str, int] = {}
-    for leaf in manifest.leaves:
-        if leaf.encoding != "raw":
-            saved[leaf.encoding] = saved.get(leaf.encoding, 0) + leaf.array_nbytes - leaf.nbytes
     return Receipt(
         key=stat.key,
         leaves=stat.leaves,
@@ -63,7 +71,7 @@ def receipt_of(
         digest=stat.digest,
         existed=existed,
         has_program=has_program,
-        saved_bytes=saved,
+        saved_bytes=saved_bytes(manifest.leaves),
         fingerprint=stat.fingerprint,
         platforms=manifest.platforms,
         no_program=manifest.no_program,

@@ -7,6 +7,7 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
@@ -177,14 +178,25 @@ class Client(ClosedAtExit):
         return self._transfers.noted(handle)
 
     def explain(
-        self, vjp: Any, *, forward: Callable[..., Any] | None = None, args: Sequence[Any] = ()
+        self,
+        vjp: Any,
+        *,
+        forward: Callable[..., Any] | None = None,
+        args: Sequence[Any] = (),
+        run: str | None = None,
     ) -> Explanation:
         """What an offload of this VJP object would send, and where each leaf comes from; see `residual_client.explain`.
+
+        With ``run``, the first segment of the key, the store is asked which large leaves that run holds already; digests
+        are sent, and those leaves stay for ``dedup_seconds`` at least.
 
         >>> print(client.explain(f_vjp).summary.partition(": ")[2])
         2 leaves, 80 B as arrays, 8 B to send
         """
-        return explain(vjp, forward=forward, args=args, settings=self.store.settings, staging=self._staging)
+        held = None if run is None else partial(self.store.held, run)
+        return explain(
+            vjp, forward=forward, args=args, settings=self.store.settings, staging=self._staging, held=held
+        )
 
     # Restore
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,11 +19,15 @@ from residual_client.transfer import Residual, check_readable, is_key, leaf_of
 from residual_client.trees import argument_paths
 from residual_client.uses import users_of
 from residual_client.vjp import arguments_of, check_vjp, residuals_of
+from residual_store.digest import digest_of
 from residual_store.encoding import encode_all
 from residual_store.leaf import Leaf
 from residual_store.settings import Settings
+from residual_store.shared_leaf import SharedLeaf
 
 __all__ = ["explain"]
+
+type Held = Callable[[Sequence[SharedLeaf]], Sequence[bool]]
 
 
 def explain(
@@ -32,6 +37,7 @@ def explain(
     args: Sequence[Any] = (),
     settings: Settings | None = None,
     staging: Staging | None = None,
+    held: Held | None = None,
 ) -> Explanation:
     """What an offload of this VJP object would send, leaf by leaf; nothing is sent.
 
@@ -39,6 +45,8 @@ def explain(
     values are read.
     A VJP object without values, such as ``jax.eval_shape(forward, W, x)[1]`` or one that is being traced, or one over the
     devices of several processes will do too, and then constants and duplicates are not known.
+
+    ``held`` says which of some leaves a run holds already, so that they are not sent again; `Client.explain` asks its store.
 
     Where a leaf comes from follows from the backward program, which says on which line of the model it is *used*, and from
     its shape, which says what it *looks like*, such as a weight.
@@ -56,9 +64,12 @@ def explain(
     longest = settings.max_path_chars
     residuals = residuals_of(vjp, known, longest_path=longest)
     is_abstract = not all(_has_value(residual.value) for residual in residuals)
-    leaves = _leaves(
-        residuals, staging or Staging(window_bytes=settings.staging_bytes), is_abstract=is_abstract
-    )
+    staging = staging or Staging(window_bytes=settings.staging_bytes)
+    if is_abstract:
+        leaves = [_without_value(index, residual) for index, residual in enumerate(residuals)]
+    else:
+        leaves = _encoded(residuals, staging)
+        leaves = leaves if held is None else _without_held(leaves, held, settings.dedup_bytes)
     origins = _used(vjp, residuals) if forward is None else makers_of(forward, args, tree_leaves(vjp))
     return Explanation(
         function=known.function,
@@ -76,29 +87,36 @@ def _has_value(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def _leaves(residuals: Sequence[Residual], staging: Staging, *, is_abstract: bool) -> list[Leaf]:
-    """The entries of the leaves, encoded as an offload would."""
-    if is_abstract:
-        found = [leaf_of(index, _without_value(residual)) for index, residual in enumerate(residuals)]
-        return [
-            leaf.changed(encoding="bits") if leaf.dtype == "bool" and leaf.elements > 1 else leaf
-            for leaf in found
-        ]
+def _without_value(index: int, residual: Residual) -> Leaf:
+    value = jax.ShapeDtypeStruct(residual.value.shape, residual.value.dtype)
+    leaf = leaf_of(index, replace(residual, value=value))
+    return leaf.changed(encoding="bits") if leaf.dtype == "bool" and leaf.elements > 1 else leaf
+
+
+def _encoded(residuals: Sequence[Residual], staging: Staging) -> list[Leaf]:
+    """The entries of the leaves, encoded as an offload would, those that are raw with their digests."""
     check_readable(residuals)
     values = [jax.random.key_data(one.value) if is_key(one.value) else one.value for one in residuals]
     identities = [id(residual.value) for residual in residuals]
     encoded = encode_all(list(staging.to_host(values)), identities)
     return [
         leaf_of(index, residual).changed(
-            encoding=one.encoding, alias_of=one.alias_of, same_array=one.same_array
+            encoding=one.encoding,
+            alias_of=one.alias_of,
+            same_array=one.same_array,
+            nbytes=one.payload.nbytes,
+            digest=one.digest or digest_of(one.payload),
         )
         for index, (residual, one) in enumerate(zip(residuals, encoded, strict=True))
     ]
 
 
-def _without_value(residual: Residual) -> Residual:
-    value = jax.ShapeDtypeStruct(residual.value.shape, residual.value.dtype)
-    return Residual(channel=residual.channel, path=residual.path, value=value, expected=residual.expected)
+def _without_held(leaves: Sequence[Leaf], held: Held, least: int) -> list[Leaf]:
+    """The entries as they are when those that the run holds are not sent."""
+    large = [leaf for leaf in leaves if leaf.is_large(least)]
+    answers = held([SharedLeaf.of(leaf) for leaf in large]) if large else ()
+    known = {leaf.index for leaf, is_held in zip(large, answers, strict=True) if is_held}
+    return [leaf.changed(encoding="shared") if leaf.index in known else leaf for leaf in leaves]
 
 
 def _used(vjp: Any, residuals: Sequence[Residual]) -> list[Origin]:

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from residual_client.origins import Origin
 from residual_client.treemap import Part, svg
 from residual_store.leaf import Leaf
+from residual_store.stat import saved_bytes
 from residual_store.tables import in_units
 
 __all__ = ["ExplainedLeaf", "Explanation", "Total"]
@@ -60,6 +61,11 @@ class ExplainedLeaf:
         return self.leaf.alias_of
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the run that was asked holds it already, so that it is not sent again."""
+        return self.leaf.is_shared
+
+    @property
     def is_constant(self) -> bool:
         """Whether all elements are equal."""
         return self.leaf.encoding == "constant"
@@ -84,6 +90,7 @@ class ExplainedLeaf:
         notes = [f"looks like {self.origin.looks_like}"] if self.origin.looks_like else []
         if self.duplicate_of is not None:
             notes.append(f"{'is' if self.leaf.same_array else 'equals'} leaf {self.duplicate_of}")
+        notes += ["already in the run: not sent again"] * self.is_shared
         notes += ["constant"] * self.is_constant + ["mask"] * self.is_mask
         return ", ".join(notes)
 
@@ -122,6 +129,11 @@ class Explanation:
         return sum(one.sent for one in self.leaves)
 
     @property
+    def saved_bytes(self) -> dict[str, int]:
+        """How many bytes would not be sent, by encoding, as the receipt of the offload has them."""
+        return saved_bytes(one.leaf for one in self.leaves)
+
+    @property
     def totals(self) -> tuple[Total, ...]:
         """One for each origin, the largest first."""
         groups = defaultdict[str, list[ExplainedLeaf]](list)
@@ -156,9 +168,11 @@ class Explanation:
     def summary(self) -> str:
         """One line for all."""
         known = " (abstract: constants and duplicates are not known)" if self.is_abstract else ""
+        shared = self.saved_bytes.get("shared", 0)
+        again = f", {in_units(shared)} already in the run: not sent again" if shared else ""
         return (
             f"{self.function or 'a function'}: {len(self.leaves)} leaves, {in_units(self.nbytes)} as arrays, "
-            f"{in_units(self.sent)} to send{known}"
+            f"{in_units(self.sent)} to send{again}{known}"
         )
 
     def __str__(self) -> str:

@@ -79,8 +79,8 @@ class KnownLeaves:
             return self._store.put(
                 key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part, moved=moved
             )
-        least = max(self._store.settings.dedup_bytes, 1)
-        large = [leaf for leaf in bundle.manifest.leaves if leaf.encoding == "raw" and leaf.nbytes >= least]
+        least = self._store.settings.dedup_bytes
+        large = [leaf for leaf in bundle.manifest.leaves if leaf.is_large(least)]
         run = run_of(key)
         samples = {leaf.index: (run, *_sample(leaf, bundle.payloads[leaf.index])) for leaf in large}
         # An upload at the same time may be bringing what this one would ask for in vain.

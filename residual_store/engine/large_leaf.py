@@ -27,5 +27,5 @@ class LargeLeaf:
         return tuple(
             cls(number=leaf.index, shared_key=SharedLeaf.of(leaf).key(run_of(key)), is_shared=leaf.is_shared)
             for leaf in manifest.leaves
-            if leaf.is_shared or (leaf.encoding == "raw" and leaf.nbytes >= max(least, 1))
+            if leaf.is_shared or leaf.is_large(least)
         )

@@ -1,6 +1,7 @@
 """One of two processes with two devices each: ``python -m tests.client.parts_child PORT INDEX URL KEY [die]``.
 
-It prints JSON: which of its checks hold, what a scratch offload says, and how many bytes its part had.
+It prints JSON: which of its checks hold, what a scratch offload and one to a key that is taken say, and how many bytes
+its part had.
 With ``die`` the second process ends before its offload, and the first one right after it.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import residual_client as rc
-from residual_store.errors import LeafUnavailable
+from residual_store.errors import ResidualStoreError
 
 __all__ = ["backward", "forward", "shards_of"]
 
@@ -70,8 +71,8 @@ def shards_of(arrays: Any) -> list[dict[str, str]]:
 def _said(call: Callable[[], object]) -> str:
     try:
         call()
-    except LeafUnavailable as error:
-        return str(error)
+    except ResidualStoreError as error:
+        return f"{error.code}: {error}"
     return "nothing was refused"
 
 
@@ -81,9 +82,12 @@ def _report(client: rc.Client, key: str, *, mapped: bool) -> dict[str, Any]:
     handle = client.offload(f_vjp, key)
     restored = client.restore(handle)
     again = client.restore(client.offload(f_vjp, key, if_exists="replace"))
+    refused = client.offload(f_vjp, key)
     leaves, back = jax.tree.leaves(f_vjp), jax.tree.leaves(restored)
     return {
         "scratch": _said(lambda: client.offload(f_vjp)),
+        "flush": _said(client.flush),
+        "restore": _said(lambda: client.restore(refused)),
         "same bits": shards_of(restored) == shards_of(again) == shards_of(f_vjp),
         "same shardings": [one.sharding for one in leaves] == [one.sharding for one in back],
         "same gradients": shards_of(backward(restored, y)) == wanted,

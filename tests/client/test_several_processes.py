@@ -66,12 +66,17 @@ def test_each_process_gets_its_shards_back(stored: tuple[str, list[dict[str, Any
     """Same bits, shardings and gradients in both processes, for a replicated weight, rows, keys and `shard_map` residuals.
 
     A replicated leaf is stored by one of them only, and a step later the same key can be replaced.
+    What is refused of a part is raised where it would be of a whole bundle: at a flush, and at a restore of its handle.
     """
     _, reports = stored
     for report in reports:
         for name in ("layer", "mapped"):
             held = {what: kept for what, kept in report[name].items() if what.startswith("same")}
             assert held == {"same bits": True, "same shardings": True, "same gradients": True}
+            for late in ("flush", "restore"):
+                assert report[name][late].startswith(
+                    "already-exists: another bundle is stored under 'several/a"
+                )
         assert "pass a key to offload" in report["layer"]["scratch"]
     sizes = [report["layer"]["received"] for report in reports]
     assert sizes[0] > sizes[1]
