@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
+from residual_store.copier import Copier
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import aligned_empty, frame_head, frame_nbytes, frame_parts, sealed_head_nbytes
 from residual_store.key import run_of
@@ -65,9 +66,14 @@ class BundleTransport:
         self._settings = settings
         self._pool = SegmentPool(total=settings.host_budget, idle_seconds=settings.segment_idle_seconds)
         self._own_puts = OwnPuts()
+        self._copier = Copier()
         self._neighbourhood = Neighbourhood(
             lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
         )
+
+    def close(self) -> None:
+        """End the threads of the transport."""
+        self._copier.close()
 
     def put(self, path: str, key: str, bundle: Bundle, query: Mapping[str, Any]) -> Receipt:
         """The receipt of the server, which says how the bytes came there and why not otherwise."""
@@ -98,7 +104,11 @@ class BundleTransport:
         block, memory = taken
         # Once, even if the request is sent again: the server may have the bundle by then.
         sealed = functools.cache(
-            lambda: bundle.copied_into(memory, copied=self._forgetting(block, nbytes)).manifest
+            lambda: (
+                bundle.copied_into(
+                    memory, copier=self._copier, copied=self._forgetting(block, nbytes)
+                ).manifest
+            )
         )
 
         def head() -> Iterator[memoryview]:
@@ -113,11 +123,11 @@ class BundleTransport:
             self._own_puts.note(key, sealed(), place, ends=ends)
         return receipt
 
-    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
+    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int, int], object]:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
         neighbour = self._neighbourhood.neighbour
         if nbytes < _LARGE or neighbour is None or neighbour.name != block.arena:
-            return lambda stop: None
+            return lambda start, stop: None
         return neighbour.forgetting(block)
 
     def _prepare(self, key: str, nbytes: int) -> None:

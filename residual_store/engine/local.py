@@ -14,6 +14,7 @@ import numpy.typing as npt
 from residual_store.arena import Arena
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
+from residual_store.copier import Copier
 from residual_store.engine.admission import Admission
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog, already_exists
@@ -62,6 +63,7 @@ class LocalStore(ClosedAtExit):
         self._durable = durable
         self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
         self._clock = clock
+        self._copier = Copier()
         self._writing = KeyLocks()
         self._memory = HostMemory(
             settings, arena=arena, host=self._host, durable=durable, writing=self._writing
@@ -111,6 +113,7 @@ class LocalStore(ClosedAtExit):
         return _LOOK_AGAIN_SECONDS if self._durable is not None else None
 
     def close(self) -> None:
+        self._copier.close()
         self._host.close()
         self._memory.close()
         if self._durable is not None:
@@ -163,7 +166,9 @@ class LocalStore(ClosedAtExit):
         return self._readable(bundle)
 
     def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
-        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
+        return self._readable(
+            replace(bundle.copied_into(segment.memory, copier=self._copier), place=segment.place)
+        )
 
     def _readable(self, bundle: Bundle) -> Bundle:
         """The bundle, if what is put here can be read later too."""

@@ -32,7 +32,7 @@ def _read_only(arrays: dict[str, np.ndarray]) -> Bundle:
     with tempfile.TemporaryFile() as file:
         file.truncate(bundle.manifest.nbytes)
         writable = mmap.mmap(file.fileno(), 0)
-        manifest = bundle.copied_into(np.frombuffer(writable, np.uint8)).manifest
+        manifest = bundle.copied_into(np.frombuffer(writable, np.uint8), copier=Copier()).manifest
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     return Bundle.of_segment(manifest, np.frombuffer(mapped, np.uint8))
 

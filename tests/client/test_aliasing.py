@@ -200,7 +200,7 @@ def test_memory_is_not_used_again_under_a_computation_that_reads_it() -> None:
     memory = aligned_empty(numbers.nbytes)
     segment = np.frombuffer(memoryview(memory), np.uint8)
     weakref.finalize(segment, memory.fill, 255)
-    bundle = Bundle.of_arrays({"h": numbers}).copied_into(memory[:])
+    bundle = Bundle.of_arrays({"h": numbers}).copied_into(memory[:], copier=Copier())
     bundle = Bundle.of_segment(bundle.manifest, segment)
     leaves = place_leaves(bundle, None, live=(), staging=Staging(window_bytes=0))
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.sin(y) + x, x))
