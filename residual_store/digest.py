@@ -14,7 +14,7 @@ type Payload = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
 
-_BLOCK = 256 << 10
+_BLOCK = 512 << 10
 """Bytes that stay in the cache of a core between being copied and being hashed."""
 
 _PART = 16 << 20

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, Singl
 
 from residual_client.restore import place_leaves
 from residual_client.staging import Staging
+from residual_store.copier import Copier
 from residual_store import Bundle
 from residual_store.errors import DataLoss
 from tests.cases.sharded import mesh_of

@@ -27,6 +27,7 @@ from residual_client.restore import place_leaves
 from residual_client.staging import Staging
 from residual_client.transfer import start_copies
 from residual_client.vjp import check_vjp, residuals_of
+from residual_store.copier import Copier
 from residual_store import Bundle, Settings
 from residual_store.errors import DataLoss
 from residual_store.frame import aligned_empty

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from residual_store.copier import Copier
 from residual_store import Bundle, open_store
 from residual_store.bundle import digest_of
 from residual_store.errors import InvalidFrame
