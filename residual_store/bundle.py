@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store import encoding
-from residual_store.digest import Payload, copy_and_digest, digest_of
+from residual_store.copier import Copier
+from residual_store.digest import Payload, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.layout import offsets_of
@@ -144,23 +145,31 @@ class Bundle:
         ]
         return replace(self, manifest=self._sealed(digests))
 
-    def copied_into(self, segment: Payload, *, copied: Callable[[int], object] = lambda stop: None) -> Bundle:
+    def copied_into(
+        self,
+        segment: Payload,
+        *,
+        copier: Copier,
+        copied: Callable[[int, int], object] = lambda start, stop: None,
+    ) -> Bundle:
         """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
 
         The digests are those of the bytes in the segment, taken while these are in the cache.
-        ``copied`` is called now and then with the end of what has been copied.
+        ``copied`` is called with the start and the end of what has been copied, part by part, from any thread.
         Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
         """
         self._check_lengths()
-        digests, end = [], 0
+        copies, end = [], 0
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):
             if leaf.offset > end:
                 segment[end : leaf.offset] = 0
             stop = leaf.offset + leaf.nbytes
-            target = segment[leaf.offset : stop]
-            digest = copy_and_digest(payload, target, copied=copied, base=leaf.offset)
-            digests.append(leaf.digest if leaf.is_shared else digest)
+            copies.append((payload, segment[leaf.offset : stop], _moved(copied, leaf.offset)))
             end = stop or end
+        digests = [
+            leaf.digest if leaf.is_shared else digest
+            for leaf, digest in zip(self.manifest.leaves, copier.copy(copies), strict=True)
+        ]
         return Bundle.of_area(self._sealed(digests), segment)
 
     def _check_lengths(self) -> None:
@@ -196,3 +205,7 @@ def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
         leaf=leaf.path,
         index=leaf.index,
     )
+
+
+def _moved(copied: Callable[[int, int], object], offset: int) -> Callable[[int, int], object]:
+    return lambda start, stop: copied(offset + start, offset + stop)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
+from residual_store.copier import Copier
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import (
     MEDIA_TYPE,
@@ -26,6 +28,7 @@ from residual_store.frame import (
     sealed_head_nbytes,
 )
 from residual_store.key import run_of
+from residual_store.manifest import Manifest
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
 from residual_store.place import ARENA_HEADER, BlockName
@@ -74,9 +77,14 @@ class BundleTransport:
         self._settings = settings
         self._pool = SegmentPool(total=settings.host_budget, idle_seconds=settings.segment_idle_seconds)
         self._own_puts = OwnPuts()
+        self._copier = Copier()
         self._neighbourhood = Neighbourhood(
             lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
         )
+
+    def close(self) -> None:
+        """End the threads of the transport."""
+        self._copier.close()
 
     def put(
         self,
@@ -122,14 +130,18 @@ class BundleTransport:
         if taken is None:
             return None
         block, memory = taken
-        forget = self._forgetting(block, nbytes)
+        forget, count = self._forgetting(block, nbytes), _counted(moved)
 
-        def copied(stop: int) -> None:
-            forget(stop)
-            moved(stop)
+        def copied(start: int, stop: int) -> None:
+            forget(start, stop)
+            count(start, stop)
 
         # Once, even if the request is sent again: the server may have the bundle by then.
-        sealed = functools.cache(lambda: bundle.copied_into(memory, copied=copied).manifest)
+        @functools.cache
+        def sealed() -> Manifest:
+            manifest = bundle.copied_into(memory, copier=self._copier, copied=copied).manifest
+            moved(nbytes)
+            return manifest
 
         def head() -> Iterator[memoryview]:
             # While the bytes are copied the server has the request before it, and has checked who sends it.
@@ -143,11 +155,11 @@ class BundleTransport:
             self._own_puts.note(key, sealed(), place, ends=ends)
         return receipt
 
-    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int], object]:
+    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int, int], object]:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
         neighbour = self._neighbourhood.neighbour
         if nbytes < _LARGE or neighbour is None or neighbour.name != block.arena:
-            return lambda stop: None
+            return lambda start, stop: None
         return neighbour.forgetting(block)
 
     def _prepare(self, key: str, nbytes: int) -> None:
@@ -220,3 +232,16 @@ def _told(
             yield piece
             sent += len(piece)
             moved(max(sent - before_leaves, 0))
+
+
+def _counted(moved: Callable[[int], object]) -> Callable[[int, int], object]:
+    """What calls ``moved`` with the sum of all parts, one at a time, whichever thread has copied them."""
+    lock, total = threading.Lock(), 0
+
+    def copied(start: int, stop: int) -> None:
+        nonlocal total
+        with lock:
+            total += stop - start
+            moved(total)
+
+    return copied

@@ -14,8 +14,10 @@ type Payload = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
 
-_BLOCK = 256 << 10
+_BLOCK = 512 << 10
 """Bytes that stay in the cache of a core between being copied and being hashed."""
+
+_PART = 16 << 20
 
 
 def digest_of(data: bytes | memoryview | Payload) -> bytes:
@@ -24,25 +26,24 @@ def digest_of(data: bytes | memoryview | Payload) -> bytes:
 
 
 def copy_and_digest(
-    source: Payload, target: Payload, *, copied: Callable[[int], object] = lambda stop: None, base: int = 0
+    source: Payload, target: Payload, *, copied: Callable[[int, int], object] = lambda start, stop: None
 ) -> bytes:
     """Copy ``source`` to ``target`` of the same length, and return the digest of what is there now.
 
     It takes little longer than the copy, because each block is hashed while it is in the cache.
-    ``copied`` is called after each block with its end, counted from ``base``.
+    ``copied`` is called with the start and the end of each part that has been copied.
 
     >>> target = np.empty(3, np.uint8)
     >>> copy_and_digest(np.arange(3, dtype=np.uint8), target) == digest_of(bytes([0, 1, 2]))
     True
     """
-    if source.nbytes <= _BLOCK:
-        target[:] = source
-        copied(base + source.nbytes)
-        return digest_of(target)
-    digest, there, here = xxhash.xxh3_128(), memoryview(target), memoryview(source)
-    for start in range(0, source.nbytes, _BLOCK):
-        block = there[start : start + _BLOCK]
-        block[:] = here[start : start + _BLOCK]
-        digest.update(block)
-        copied(base + start + len(block))
+    digest, nbytes = xxhash.xxh3_128(), source.nbytes
+    for start in range(0, nbytes, _PART):
+        stop = min(start + _PART, nbytes)
+        for at in range(start, stop, _BLOCK):
+            block = target[at : min(at + _BLOCK, stop)]
+            # Lets other threads run meanwhile, which an assignment to a memoryview does not.
+            np.copyto(block, source[at : at + block.nbytes])
+            digest.update(block)
+        copied(start, stop)
     return digest.digest()

@@ -25,7 +25,7 @@ _DIGESTED_AT_ONCE = 4096
 """Bytes up to which a digest costs no more than a sample."""
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """One leaf after encoding; an alias has no payload of its own, and a large one no digest yet."""
 
     encoding: Encoding

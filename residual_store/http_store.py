@@ -80,6 +80,7 @@ class HttpStore(ClosedAtExit):
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        self._transport.close()
 
     # The Store protocol
 

@@ -26,7 +26,6 @@ from residual_store.size_class import largest_for, size_class
 __all__ = ["Neighbour", "NotShared"]
 
 _MOST_BORROWED = 256
-_FORGET_BYTES = 16 << 20
 _ELSEWHERE = "the server is on another host, or in a container with a /dev/shm of its own"
 
 
@@ -112,20 +111,17 @@ class Neighbour:
                 return None
             return block_head.write_claim(self._own, start)
 
-    def forgetting(self, block: BlockName) -> Callable[[int], None]:
-        """A function that is told how far a block is filled, and takes what is full out of this process's page tables.
+    def forgetting(self, block: BlockName) -> Callable[[int, int], None]:
+        """A function that takes a part of a block, which has been filled, out of this process's page tables.
 
         The bytes stay where they are; this process no longer counts them as resident, and the next put into the block is
         slower, because each page is looked up again.
         """
-        forgotten = block.start + PAGE
+        area = block.start + PAGE
 
-        def forget(stop: int) -> None:
-            nonlocal forgotten
-            end = block.start + PAGE + stop // PAGE * PAGE
-            if end - forgotten >= _FORGET_BYTES:
-                self._own.madvise(mmap.MADV_DONTNEED, forgotten, end - forgotten)
-                forgotten = end
+        def forget(start: int, stop: int) -> None:
+            first = (area + start) // PAGE * PAGE
+            self._own.madvise(mmap.MADV_DONTNEED, first, area + stop - first)
 
         return forget
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from residual_store.place import BlockName, Place
 __all__ = ["Neighbourhood"]
 
 _ATTEMPTS = 4
+
+log = logging.getLogger("residual_store")
 
 
 class Neighbourhood:
@@ -92,3 +95,6 @@ class Neighbourhood:
                 self._neighbour = Neighbour(self._capabilities().get("arena"))
             except NotShared as reason:
                 self._note = str(reason)
+                log.warning(
+                    "bundles go over HTTP, not through memory: %s; segments=False says it is meant so", reason
+                )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from residual_store.bundle import digest_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, encode
@@ -22,13 +24,12 @@ def digest_of_manifest(manifest: Manifest) -> str:
 
 def content_digest(manifest: Manifest) -> str:
     """A name of the values and the program, whenever and by whatever release they were stored."""
-    parts = [manifest.fingerprint or ""]
-    parts += [f"{argument.path} {argument.digest!r}" for argument in manifest.arguments]
-    parts += [
-        f"{leaf.channel} {leaf.path} {leaf.dtype} {leaf.shape} {leaf.encoding} {leaf.alias_of} {leaf.digest.hex()}"
+    arguments = [(argument.path, argument.digest) for argument in manifest.arguments]
+    leaves = [
+        (leaf.channel, leaf.path, leaf.dtype, leaf.shape, leaf.encoding, leaf.alias_of, leaf.digest)
         for leaf in manifest.resolved.leaves
     ]
-    return digest_of("\n".join(parts).encode()).hex()
+    return digest_of(msgspec.msgpack.encode((manifest.fingerprint, arguments, leaves))).hex()
 
 
 def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires_at: float | None) -> Stat:

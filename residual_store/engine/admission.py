@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from residual_store.bundle import Bundle
+from residual_store.copier import Copier
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.sharing import Sharing
@@ -24,11 +25,20 @@ __all__ = ["Admission"]
 class Admission:
     """Gives out segments of a store's memory, to be filled by this process or by a client on the same host."""
 
-    def __init__(self, settings: Settings, *, catalog: Catalog, memory: HostMemory, sharing: Sharing) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        catalog: Catalog,
+        memory: HostMemory,
+        sharing: Sharing,
+        copier: Copier,
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._memory = memory
         self._sharing = sharing
+        self._copier = copier
 
     def admit(self, key: str, manifest: Manifest, *, if_exists: IfExists = "error") -> Segment:
         """A segment for the leaves of a bundle.
@@ -74,7 +84,9 @@ class Admission:
         return self._readable(bundle)
 
     def _copied(self, bundle: Bundle, segment: Segment) -> Bundle:
-        return self._readable(replace(bundle.copied_into(segment.memory), place=segment.place))
+        return self._readable(
+            replace(bundle.copied_into(segment.memory, copier=self._copier), place=segment.place)
+        )
 
     def _readable(self, bundle: Bundle) -> Bundle:
         """The bundle, if what is put here can be read later too."""

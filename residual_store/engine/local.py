@@ -13,6 +13,7 @@ import numpy.typing as npt
 from residual_store.arena import Arena
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
+from residual_store.copier import Copier
 from residual_store.engine.admission import Admission
 from residual_store.engine.arrivals import Arrivals
 from residual_store.engine.catalog import Catalog
@@ -66,6 +67,7 @@ class LocalStore(ClosedAtExit):
         self._durable = durable
         self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
         self._clock = clock
+        self._copier = Copier()
         self._writing = KeyLocks()
         on_disk = None
         if durable is not None:
@@ -86,11 +88,16 @@ class LocalStore(ClosedAtExit):
             on_disk=on_disk,
             memory=self._memory,
             reading=self._reading,
+            copier=self._copier,
             settings=settings,
             clock=clock,
         )
         self.admission = Admission(
-            settings, catalog=self._catalog, memory=self._memory, sharing=self._sharing
+            settings,
+            catalog=self._catalog,
+            memory=self._memory,
+            sharing=self._sharing,
+            copier=self._copier,
         )
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
         if durable is not None:
@@ -144,6 +151,7 @@ class LocalStore(ClosedAtExit):
 
     def close(self) -> None:
         self._parts.close()
+        self._copier.close()
         self._host.close()
         self._memory.close()
         if self._durable is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from residual_store.bundle import Bundle, Payload
+from residual_store.copier import Copier
 from residual_store.engine.host import HostTier, check_held
 from residual_store.engine.memory import HostMemory
 from residual_store.engine.reading import Reading
@@ -39,6 +40,7 @@ class Sharing:
         on_disk: SharedOnDisk | None,
         memory: HostMemory,
         reading: Reading,
+        copier: Copier,
         settings: Settings,
         clock: Callable[[], float],
     ) -> None:
@@ -46,6 +48,7 @@ class Sharing:
         self._on_disk = on_disk
         self._memory = memory
         self._reading = reading
+        self._copier = copier
         self._settings = settings
         self._clock = clock
 
@@ -100,7 +103,7 @@ class Sharing:
 
     def _copied(self, run: str, bundle: Bundle) -> Bundle:
         segment = self._memory.allocate(bundle.manifest.nbytes, run=run)
-        return replace(bundle.copied_into(segment.memory), place=segment.place)
+        return replace(bundle.copied_into(segment.memory, copier=self._copier), place=segment.place)
 
     def _made(self, run: str, leaf: SharedLeaf, make: Callable[[Bundle], Bundle]) -> Bundle | None:
         """The leaf, made from the first source that has its bytes still."""

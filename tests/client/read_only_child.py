@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, Singl
 from residual_client.restore import place_leaves
 from residual_client.staging import Staging
 from residual_store import Bundle
+from residual_store.copier import Copier
 from residual_store.errors import DataLoss
 from tests.cases.sharded import mesh_of
 from tests.client.overwriting import ON_ONE_DEVICE, WAYS
@@ -32,7 +33,7 @@ def _read_only(arrays: dict[str, np.ndarray]) -> Bundle:
     with tempfile.TemporaryFile() as file:
         file.truncate(bundle.manifest.nbytes)
         writable = mmap.mmap(file.fileno(), 0)
-        manifest = bundle.copied_into(np.frombuffer(writable, np.uint8)).manifest
+        manifest = bundle.copied_into(np.frombuffer(writable, np.uint8), copier=Copier()).manifest
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     return Bundle.of_segment(manifest, np.frombuffer(mapped, np.uint8))
 

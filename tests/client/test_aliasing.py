@@ -25,6 +25,7 @@ from residual_client.jax_compat import release_dead_arrays
 from residual_client.restore import place_leaves
 from residual_client.staging import Staging
 from residual_store import Bundle, Settings
+from residual_store.copier import Copier
 from residual_store.errors import DataLoss
 from residual_store.frame import aligned_empty
 from tests.client.bits import bits_of
@@ -205,7 +206,7 @@ def test_memory_is_not_used_again_under_a_computation_that_reads_it() -> None:
     memory = aligned_empty(numbers.nbytes)
     segment = np.frombuffer(memoryview(memory), np.uint8)
     weakref.finalize(segment, memory.fill, 255)
-    bundle = Bundle.of_arrays({"h": numbers}).copied_into(memory[:])
+    bundle = Bundle.of_arrays({"h": numbers}).copied_into(memory[:], copier=Copier())
     bundle = Bundle.of_segment(bundle.manifest, segment)
     leaves = place_leaves(bundle, None, live=(), staging=Staging(window_bytes=0))
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.sin(y) + x, x))

@@ -285,7 +285,7 @@ def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
 @pytest.mark.parametrize("mapped_bytes", [1, 1 << 40])
 def test_progress_goes_from_nothing_to_all(memory_server: Server, mapped_bytes: int) -> None:
     """Told in another thread, for a segment and for a body; a callback that fails does not harm the upload."""
-    big = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])(jnp.arange(4.0 * MIB))
+    big = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])(jnp.arange(12.0 * MIB))
     told: list[tuple[int, int]] = []
     with rc.connect(memory_server.url, settings=Settings(mapped_bytes=mapped_bytes)) as client:
         nbytes = client.offload(big, progress=lambda *now: told.append(now)).wait().nbytes

@@ -12,6 +12,7 @@ import pytest
 from residual_store import Bundle, Store, open_store
 from residual_store.errors import InvalidFrame, NotFound, SegmentUnavailable
 from residual_store.frame import frame_head
+from residual_store.neighbour import Neighbour
 from tests.server.raw import Connection, head_of
 from tests.servers import Server, running_server, start_server, until
 from tests.store.bundles import assert_equal, noise
@@ -41,6 +42,19 @@ def test_a_receipt_says_which_way_the_bytes_went(store: Store, other: Store) -> 
     assert (large.transport, large.transport_note) == ("segment", None)
     assert (small.transport, small.transport_note) == ("http", "below 4194304 bytes one request is faster")
     assert (plain.transport, plain.transport_note) == ("http", "shared memory is turned off")
+
+
+def test_a_client_that_cannot_share_says_so_once(
+    memory_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the server's directory is not to be seen, bundles go over HTTP, and one line says why."""
+    monkeypatch.setattr(Neighbour.__init__, "__kwdefaults__", {"base": tmp_path})
+    with open_store(memory_server.url) as store:
+        receipts = [store.put(f"apart/{i}", noise(8 * MIB)) for i in range(2)]
+    assert [receipt.transport for receipt in receipts] == ["http", "http"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert receipts[0].transport_note is not None
+    assert receipts[0].transport_note in line
 
 
 def test_a_unix_socket_is_as_good(unix_server: Server) -> None:

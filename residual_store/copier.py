@@ -1,0 +1,73 @@
+"""The copier: copies leaves to where they stay, with a second thread where there is a second core."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from residual_store.digest import Payload, copy_and_digest
+
+__all__ = ["Copier", "Copy"]
+
+type Copy = tuple[Payload, Payload, Callable[[int, int], object]]
+"""Source, target, and what is called with the start and the end of each part that has been copied."""
+
+_WORTH_IT = 16 << 20
+
+
+class Copier:
+    """Copies leaves and takes their digests; one copier serves any number of threads.
+
+    One core copies and hashes at 0.9 of memcpy, two at 1.1, as memory has room for more than one core can ask for.
+    The second thread takes leaves from the end and the caller's from the start, so that neither waits for long
+    where the other core is busy.
+
+    >>> source, target = np.arange(3, dtype=np.uint8), np.empty(3, np.uint8)
+    >>> digest, = Copier().copy([(source, target, lambda start, stop: None)])
+    >>> len(digest), target
+    (16, array([0, 1, 2], dtype=uint8))
+    """
+
+    def __init__(self) -> None:
+        self._second: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def copy(self, copies: Sequence[Copy]) -> list[bytes]:
+        """Make the ``copies`` and return their digests, in order."""
+        digests = [b""] * len(copies)
+        left = deque(range(len(copies)))
+
+        def work(take: Callable[[], int]) -> None:
+            while left:
+                try:
+                    index = take()
+                except IndexError:
+                    return
+                source, target, copied = copies[index]
+                digests[index] = copy_and_digest(source, target, copied=copied)
+
+        helping = self._help(copies, lambda: work(left.pop))
+        try:
+            work(left.popleft)
+        finally:
+            # Nobody may write to the targets after this call, and nothing may fail unseen.
+            left.clear()
+            if helping is not None and not helping.cancel():
+                helping.result()
+        return digests
+
+    def _help(self, copies: Sequence[Copy], work: Callable[[], None]) -> Future[None] | None:
+        if sum(source.nbytes for source, *_ in copies) < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
+            return None
+        if self._second is None or self._process != os.getpid():
+            # After a fork the thread is the parent's.
+            self._second, self._process = ThreadPoolExecutor(1, "residual-store-copier"), os.getpid()
+        return self._second.submit(work)
+
+    def close(self) -> None:
+        """End the second thread."""
+        if self._second is not None:
+            self._second.shutdown(wait=False)
+            self._second = None

@@ -1,0 +1,74 @@
+"""The copier: many leaves copied at once, each with the digest of what stands there, and nothing goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from residual_store.copier import Copier, Copy
+from residual_store.digest import digest_of
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def copier() -> Iterator[Copier]:
+    """One that is closed."""
+    copier = Copier()
+    yield copier
+    copier.close()
+
+
+def _copies(*sizes: int) -> list[Copy]:
+    rng = np.random.default_rng(0)
+    sources = [np.frombuffer(rng.bytes(size), np.uint8) for size in sizes]
+    return [(source, np.empty_like(source), lambda start, stop: None) for source in sources]
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (5, 0, 7), (17 * MIB + 3,), (9 * MIB, 1, 9 * MIB + 5, 0, MIB)])
+def test_every_leaf_is_copied_with_its_digest(copier: Copier, sizes: tuple[int, ...]) -> None:
+    """In the order of the leaves, whichever thread has copied them."""
+    for _ in range(3):
+        copies = _copies(*sizes)
+        assert copier.copy(copies) == [digest_of(source) for source, *_ in copies]
+        assert all(np.array_equal(source, target) for source, target, _ in copies)
+
+
+def test_what_is_told_covers_every_byte_once(copier: Copier) -> None:
+    """Parts are told of by whoever copies them."""
+    told: list[tuple[int, int]] = []
+    source = np.zeros(40 * MIB + 1, np.uint8)
+    copier.copy([(source, np.empty_like(source), lambda start, stop: told.append((start, stop)))])
+    assert [start for start, _ in told] == [0, *[stop for _, stop in told[:-1]]]
+    assert told[-1][1] == source.nbytes
+
+
+@pytest.mark.parametrize("which", [0, 7])
+def test_an_error_is_raised_and_nothing_goes_on(copier: Copier, which: int) -> None:
+    """Whether it comes up in the first thread or the second; when the call returns, no thread writes any more."""
+    copies = _copies(*[4 * MIB] * 8)
+    source, target, _ = copies[which]
+
+    def fail(start: int, stop: int) -> None:
+        raise OSError("no room")
+
+    copies[which] = (source, target, fail)
+    with pytest.raises(OSError, match="no room"):
+        copier.copy(copies)
+    for _, other, _ in copies:
+        other[:] = 0
+    assert copier.copy(_copies(20 * MIB, 20 * MIB))
+    assert not any(other.any() for _, other, _ in copies)
+
+
+def test_a_forked_process_has_a_thread_of_its_own(copier: Copier) -> None:
+    """The thread of the parent is not waited for."""
+    copies = _copies(*[9 * MIB] * 4)
+    wanted = copier.copy(copies)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if copier.copy(copies) == wanted else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
