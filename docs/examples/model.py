@@ -80,7 +80,8 @@ def block(weights: Weights, x: jax.Array) -> jax.Array:
     """One layer: attention and perceptron, each added to the hidden state."""
     x = x + _attention(weights, _normalized(x))
     hidden = jax.nn.gelu(_normalized(x) @ weights["perceptron_in"])
-    return x + hidden @ weights["perceptron_out"]
+    out: jax.Array = x + hidden @ weights["perceptron_out"]
+    return out
 
 
 def cross_entropy(head: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
@@ -101,7 +102,8 @@ def _attention(weights: Weights, x: jax.Array) -> jax.Array:
     parts = (x @ weights["attention_in"]).reshape(*x.shape[:-1], 3, _HEADS, -1)
     query, key, value = jnp.moveaxis(parts, -3, 0)
     mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    return mixed.reshape(x.shape) @ weights["attention_out"]
+    out: jax.Array = mixed.reshape(x.shape) @ weights["attention_out"]
+    return out
 
 
 def _normalized(x: jax.Array) -> jax.Array:

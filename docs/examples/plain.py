@@ -29,7 +29,7 @@ def layer_by_layer(weights: Weights, tokens: jax.Array, watch: Watch) -> tuple[j
         del f_vjp
         watch()
     value, (head_bar, x_bar) = gradients_of_head(weights["head"], x, tokens[:, 1:])
-    blocks_bar = []
+    blocks_bar: list[Weights] = []
     while waiting:
         f_vjp = waiting.pop()
         watch()

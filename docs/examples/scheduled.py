@@ -25,13 +25,15 @@ def layer_by_layer(
         watch()
     client.prefetch(reversed(waiting))
     value, (head_bar, x_bar) = gradients_of_head(weights["head"], x, tokens[:, 1:])
-    blocks_bar = []
+    blocks_bar: list[Weights] = []
     for own in reversed(weights["blocks"]):
-        f_vjp = client.restore(waiting.pop(), args=(own, None))
+        handle = waiting.pop()
+        f_vjp = client.restore(handle, args=(own, None))
         watch()
         own_bar, x_bar = backward(f_vjp, x_bar)
         blocks_bar.insert(0, own_bar)
         del f_vjp
+        client.delete(handle)
         watch()
     embedding_bar, _ = backward(embedding_vjp, x_bar)
     return value, {"embedding": embedding_bar, "blocks": blocks_bar, "head": head_bar}
