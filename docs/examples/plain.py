@@ -13,7 +13,7 @@ type Watch = Callable[[], None]
 compiled = jax.jit(jax.value_and_grad(loss))
 
 forward_embedding = jax.jit(lambda embedding, tokens: jax.vjp(embedded, embedding, tokens))
-forward = jax.jit(lambda weights, x: jax.vjp(block, weights, x))
+forward = jax.jit(lambda weights, x: jax.vjp(block, weights, x, saveable_args=(False, True)))
 gradients_of_head = jax.jit(jax.value_and_grad(cross_entropy, argnums=(0, 1)))
 backward = jax.jit(lambda f_vjp, y_bar: f_vjp(y_bar))
 
@@ -30,8 +30,9 @@ def layer_by_layer(weights: Weights, tokens: jax.Array, watch: Watch) -> tuple[j
         watch()
     value, (head_bar, x_bar) = gradients_of_head(weights["head"], x, tokens[:, 1:])
     blocks_bar: list[Weights] = []
-    while waiting:
+    for own in reversed(weights["blocks"]):
         f_vjp = waiting.pop()
+        f_vjp.args_res[0] = own
         watch()
         own_bar, x_bar = backward(f_vjp, x_bar)
         blocks_bar.insert(0, own_bar)

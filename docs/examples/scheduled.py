@@ -5,10 +5,8 @@ from __future__ import annotations
 import jax
 
 import residual_client as rc
-from model import Weights, block
-from plain import Watch, backward, forward_embedding, gradients_of_head
-
-forward = jax.jit(lambda weights, x: jax.vjp(block, weights, x, saveable_args=(False, True)))
+from model import Weights
+from plain import Watch, backward, forward, forward_embedding, gradients_of_head
 
 
 def layer_by_layer(
