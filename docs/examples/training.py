@@ -70,11 +70,7 @@ class Comparison:
 
     @classmethod
     def of(cls, one: Training, other: Training) -> Self:
-        """Compare two trainings of the same model.
-
-        >>> Comparison.of(training, training)
-        Comparison(same_bits=True, losses=0.0, gradients=0.0)
-        """
+        """Compare two trainings of the same model."""
         losses, gradients, weights = (
             list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
             for ours, theirs in (
