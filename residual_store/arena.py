@@ -136,6 +136,11 @@ class AddressSpace:
     def __init__(self, nbytes: int, *, start: int = 0) -> None:
         self._free = [(start, nbytes - start)]
 
+    @classmethod
+    def of(cls, arena: Arena | None) -> AddressSpace:
+        """All of an arena; nothing without one."""
+        return cls(0) if arena is None else cls(arena.nbytes, start=arena.start)
+
     def take(self, nbytes: int) -> int | None:
         """The start of a part that nobody has, or None."""
         for index, (start, size) in enumerate(self._free):

@@ -166,6 +166,14 @@ class BundleTransport:
             bundle.verify(DataLoss)
         return bundle
 
+    def forget(self, key: str) -> None:
+        """Forget an own put that is being deleted."""
+        self._own_puts.forget(key)
+
+    def forget_all(self, prefix: str) -> None:
+        """Forget the own puts whose keys start so."""
+        self._own_puts.forget_all(prefix)
+
     def get(self, path: str, *, patience: float, verify: bool, mapped: bool = True) -> Bundle:
         """The bundle at a path, ``mapped`` if it can be; what comes in a body is always verified."""
         answer = self._get(path, patience, self._neighbourhood.arena if mapped else None)

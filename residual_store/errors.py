@@ -47,29 +47,10 @@ The class, its ``code`` and its HTTP ``status`` are one table, `ERRORS`; an ``ap
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+
+from residual_store.error import Field, ResidualStoreError
 
 __all__ = ["ERRORS", "Field", "ResidualStoreError"]
-
-type Field = str | int | float | bool | None
-
-
-class ResidualStoreError(Exception):
-    """The root of all errors of this project.
-
-    The text says what was refused, where, why and what to do next, and ``fields`` the same for machines, by name.
-
-    >>> NotFound("there is no bundle 'exp1/step-1'", key="exp1/step-1").fields["key"]
-    'exp1/step-1'
-    """
-
-    code: ClassVar[str] = "error"
-    status: ClassVar[int | None] = None
-
-    def __init__(self, detail: str, /, **fields: Field) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.fields: Mapping[str, Field] = fields
 
 
 class RequestRefused(ResidualStoreError):

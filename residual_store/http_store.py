@@ -138,10 +138,12 @@ class HttpStore(ClosedAtExit):
         return self._exchange("GET", "/v1/bundles", answers.read_page, query=query)
 
     def delete(self, key: str) -> None:
+        self._transport.forget(key)
         self._exchange("DELETE", self._bundle(key), answers.read_nothing)
 
     def delete_prefix(self, prefix: str) -> int:
         query = {"prefix": check_prefix(prefix, self.settings)}
+        self._transport.forget_all(prefix)
         return self._exchange("DELETE", "/v1/bundles", answers.read_deleted, query=query)
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:

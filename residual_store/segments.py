@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, private_arena
 from residual_store.bundle import Payload
 from residual_store.frame import aligned_empty
+from residual_store.high_water import HighWater
 from residual_store.place import BlockName, Place
 from residual_store.size_class import largest_for, size_class
 from residual_store.trimmer import Trimmer
@@ -91,11 +92,12 @@ class SegmentPool:
         self._smallest = smallest
         self._idle_seconds = idle_seconds
         self._clock = clock
-        self._space = _space(self._arena)
+        self._space = AddressSpace.of(self._arena)
         self._idle: dict[int, deque[_Block]] = {}
         # Blocks without a view in this process that another process still uses.
         self._lingering: list[_Block] = []
         self._usage = PoolUsage(0, 0, 0, 0)
+        self._water = HighWater(seconds=idle_seconds, clock=clock)
         self._lock = threading.Lock()
         # Views die at any moment, in any thread, so what they leave is only noted, and taken in at the next call.
         self._returned: deque[_Block | int] = deque()
@@ -118,6 +120,12 @@ class SegmentPool:
         """Let no other process find the segment at a place any more."""
         if place is not None and self._arena is not None:
             self._arena.void(place)
+
+    def renewed(self, place: Place | None) -> Place | None:
+        """Another place of the same segment, which no other process finds at the first one any more."""
+        if place is None or self._arena is None:
+            return None
+        return self._arena.place(place.offset - PAGE, place.nbytes)
 
     def settle(self) -> None:
         """Take in what has come back, so that clients on this host find it."""
@@ -191,6 +199,7 @@ class SegmentPool:
         before = self._usage
         totals = (before.held + held, before.idle + idle, before.fresh + fresh, before.recycled + recycled)
         self._usage = PoolUsage(*totals)
+        self._water.note(self._usage.held)
 
     def _take_in(self, *, lingering: bool = False) -> None:
         """Take in the blocks whose last view has died, except those that another process still uses.
@@ -235,7 +244,7 @@ class SegmentPool:
 
     def _fresh(self, nbytes: int, run: str) -> _Block | None:
         """A block with new memory; None if the arena has no room for it and the budget has."""
-        self._make_room(nbytes)
+        self._make_room(nbytes, keep=self._water.worth_keeping)
         start = self._space.take(PAGE + nbytes)
         if start is None or self._arena is None:
             return None
@@ -247,10 +256,11 @@ class SegmentPool:
         self._count(held=nbytes, fresh=1)
         return _Block(start=start, nbytes=nbytes, run=run)
 
-    def _make_room(self, nbytes: int) -> None:
-        """Give idle memory back until ``nbytes`` fit into the total; raises `NoRoom`."""
+    def _make_room(self, nbytes: int, *, keep: int | None = None) -> None:
+        """Give idle memory back until ``nbytes`` fit into the total, and into ``keep``; raises `NoRoom` for the total."""
+        limit = self.total if keep is None else min(keep, self.total)
         for block in self._oldest() if self._usage.held + nbytes <= self.total else []:
-            if self._usage.held + self._usage.idle + nbytes <= self.total:
+            if self._usage.held + self._usage.idle + nbytes <= limit:
                 break
             self._forget(block)
         if (used := self._usage.held + self._usage.idle) + nbytes > self.total:
@@ -281,10 +291,6 @@ class SegmentPool:
             raise NoRoom(f"the machine has no {nbytes} bytes of memory left") from None
         _when_dead(memory.base if memory.base is not None else memory, self._returned.append, nbytes)
         return Segment(memory=memory)
-
-
-def _space(arena: Arena | None) -> AddressSpace:
-    return AddressSpace(0) if arena is None else AddressSpace(arena.nbytes, start=arena.start)
 
 
 def _when_dead(memory: Payload, call: Callable[[_Block | int], None], argument: _Block | int) -> None:

@@ -79,7 +79,7 @@ def test_the_outer_packages_do_not_import_each_other() -> None:
         ("http.client", ["residual_store/http_store.py"]),
         ("jax._src", ["client/residual_client/jax_compat.py"]),
         ("jaxlib", ["client/residual_client/jax_compat.py"]),
-        ("sqlite3", ["residual_store/engine/index.py"]),
+        ("sqlite3", ["residual_store/engine/index_file.py"]),
     ],
 )
 def test_one_module_knows_a_library(module: str, homes: list[str]) -> None:

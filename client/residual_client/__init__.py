@@ -27,6 +27,7 @@ from residual_client.explanation import Explanation
 from residual_client.handle import Handle
 from residual_client.program_cache import EagerForwardWarning
 from residual_client.progress import ProgressBar
+from residual_client.transforms import Offloaded
 from residual_store import errors
 from residual_store.settings import Settings
 from residual_store.store import Receipt
@@ -40,6 +41,7 @@ __all__ = [
     "EagerForwardWarning",
     "Explanation",
     "Handle",
+    "Offloaded",
     "ProgressBar",
     "Receipt",
     "Settings",

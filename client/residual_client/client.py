@@ -25,7 +25,7 @@ from residual_client.refusals import about
 from residual_client.restore import check_program, check_widths, place_leaves, rebuild
 from residual_client.room import WhenFull
 from residual_client.staging import Staging
-from residual_client.transfer import abstract, check_precision, check_readable, placement_of
+from residual_client.transfer import check_precision, check_readable, placement_of
 from residual_client.transfers import Transfers
 from residual_client.upload import Progress
 from residual_client.vjp import check_vjp, residuals_of
@@ -137,12 +137,12 @@ class Client(ClosedAtExit):
         terms.check(settings)
         known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
-        check_precision([(residual.path, abstract(residual.value).dtype) for residual in residuals])
         check_readable(residuals)
         program = None if scratch else self._programs.of(vjp, known)
         manifest = manifest_of(
             vjp, known, residuals, program, key=key, settings=settings, args=args, user=user
         )
+        check_precision([(leaf.path, leaf.dtype) for leaf in manifest.leaves])
         local = Local(
             treedef=tree_structure(vjp),
             placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,11 +44,10 @@ class Snapshot:
 
         Raises `LeafUnavailable`, which names the leaf, for one whose computation or copy failed.
         """
-        hosts = []
-        for index, path in enumerate(self.paths):
-            with _named(path):
-                hosts.append(self.copied[index] if index in self.copied else next(self.staged))
-        return hosts
+        return [
+            self.copied[index] if index in self.copied else _next(self.staged, path)
+            for index, path in enumerate(self.paths)
+        ]
 
 
 def snapshot_nbytes(residuals: Sequence[Residual]) -> int:
@@ -71,10 +70,7 @@ def take_snapshot(residuals: Sequence[Residual], staging: Staging, pool: Segment
     apart = [staging.is_apart(value) for value in values]
     staged = staging.under_way(list(itertools.compress(values, apart)))
     copied_at_call = [index for index, is_apart in enumerate(apart) if not is_apart]
-    sources: dict[int, Host] = {}
-    for index in copied_at_call:
-        with _named(residuals[index].path):
-            sources.setdefault(identities[index], np.asarray(values[index]))
+    sources = {identities[index]: _on_host(values[index], residuals[index].path) for index in copied_at_call}
     copies = dict(zip(sources, _copies(list(sources.values()), pool), strict=True))
     return Snapshot(
         paths=[residual.path for residual in residuals],
@@ -84,12 +80,22 @@ def take_snapshot(residuals: Sequence[Residual], staging: Staging, pool: Segment
     )
 
 
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def _on_host(value: Any, path: str) -> Host:
     try:
-        yield
+        return np.asarray(value)
     except Exception as error:
-        raise LeafUnavailable(f"{path} cannot be read: {type(error).__name__}: {error}", leaf=path) from error
+        raise _lost(path, error) from error
+
+
+def _next(staged: Iterator[Host], path: str) -> Host:
+    try:
+        return next(staged)
+    except Exception as error:
+        raise _lost(path, error) from error
+
+
+def _lost(path: str, error: Exception) -> LeafUnavailable:
+    return LeafUnavailable(f"{path} cannot be read: {type(error).__name__}: {error}", leaf=path)
 
 
 def _copies(hosts: Sequence[Host], pool: SegmentPool) -> list[Host]:

@@ -58,7 +58,8 @@ class Residual:
 
 def is_key(value: Any) -> bool:
     """Whether a value is an array of typed PRNG keys."""
-    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
+    # All other types are those of numpy, which is quickly seen.
+    return not isinstance(value.dtype, np.dtype) and bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def abstract(value: Any) -> Aval:

@@ -9,7 +9,7 @@ from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.index import Index
 from residual_store.engine.terms import check_if_exists
-from residual_store.errors import AlreadyExists
+from residual_store.errors import AlreadyExists, NotFound
 from residual_store.store import IfExists, Page, RunUsage, Stat, Tier
 
 __all__ = ["Catalog", "already_exists"]
@@ -35,6 +35,13 @@ class Catalog:
         if entry is None or (entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()):
             return None
         return self._host.as_copy(entry.stat)
+
+    def stat(self, key: str) -> Stat:
+        """The same; raises `NotFound` if there is none."""
+        found = self.find(key)
+        if found is None:
+            raise NotFound(f"there is no bundle {key!r}", key=key)
+        return found
 
     def may_refuse(self, key: str, if_exists: IfExists) -> bool:
         """Whether `existing` could refuse a put, so that it is worth asking before the bytes come in."""

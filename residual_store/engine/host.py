@@ -45,10 +45,12 @@ class HostTier:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self.on_removal: Callable[[Bundle], None] = lambda bundle: None
         """Called with each bundle that its key stands for no more, before that can be seen."""
+        self.on_renewal: Callable[[Bundle], Bundle] = lambda bundle: bundle
+        """Called with a bundle whose lease changes; gives the same bundle at another place."""
         self.index = Index(None, tier="host", until=lambda: clock() + settings.dedup_seconds)
         self._settings = settings
         self._held: OrderedDict[str, _Held] = OrderedDict()
-        self._shared: dict[str, _Held] = {}
+        self._shared: OrderedDict[str, _Held] = OrderedDict()
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._resting_bytes = 0
         self._lock = threading.Lock()
@@ -64,12 +66,19 @@ class HostTier:
         leaves = LargeLeaf.all_of(stat.key, bundle.manifest, self._settings.dedup_bytes)
         with self._lock:
             check_held(stat.key, bundle.manifest, self._shared.__contains__)
-            self._let_go(stat.key)
-            self._rack(stat.key)[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            rack = self._rack(stat.key)
+            before = rack.get(stat.key)
+            # In one step, because who reads takes no lock and must find the one or the other.
+            rack[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            rack.move_to_end(stat.key)
+            self._copies.pop(stat.key, None)
             self._resting_bytes += stat.nbytes
+            if before is not None:
+                self._resting_bytes -= before.nbytes
+                self.on_removal(before.bundle)
             self.index.set(Entry(stat=stat, leaves=leaves))
 
-    def _rack(self, key: str) -> dict[str, _Held]:
+    def _rack(self, key: str) -> OrderedDict[str, _Held]:
         return self._shared if is_shared_key(key) else self._held
 
     def put_copy(self, stat: Stat, bundle: Bundle) -> None:
@@ -112,9 +121,9 @@ class HostTier:
 
     def renew(self, key: str) -> None:
         """Let no client take its copy of a bundle's lease for the one that the bundle has from now on."""
-        held = self._held.get(key)
-        if held is not None:
-            self.on_removal(held.bundle)
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                self._held[key] = replace(held, bundle=self.on_renewal(held.bundle))
 
     def _let_go(self, key: str) -> None:
         self._copies.pop(key, None)

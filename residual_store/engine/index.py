@@ -6,35 +6,19 @@ It can be deleted at any time the store is closed, and is rebuilt from the store
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from residual_store.engine.index_file import IndexFile
 from residual_store.engine.large_leaf import LargeLeaf
-from residual_store.errors import InternalError, StoreFull
 from residual_store.key import run_of
 from residual_store.store import RunUsage, Stat, Tier
 
 __all__ = ["Entry", "Index"]
 
-_VERSION = 2
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS bundles (
-    key TEXT PRIMARY KEY, run TEXT NOT NULL, generation TEXT NOT NULL, fingerprint TEXT, leaves INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL, array_nbytes INTEGER NOT NULL, arrived REAL NOT NULL, expires_at REAL,
-    digest TEXT NOT NULL, content TEXT NOT NULL, paths TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_expiry ON bundles (expires_at) WHERE expires_at IS NOT NULL;
-CREATE TABLE IF NOT EXISTS leaves (
-    key TEXT NOT NULL, number INTEGER NOT NULL, shared_key TEXT NOT NULL, is_shared INTEGER NOT NULL,
-    PRIMARY KEY (key, number)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_shared_key ON leaves (shared_key);
-"""
 _USED = "EXISTS (SELECT 1 FROM leaves WHERE shared_key = bundles.key AND is_shared)"
 _OF_A_CALLER = "instr(bundles.key, '/~') = 0"
 """What distinguishes a bundle of a caller from a shared leaf."""
@@ -65,16 +49,13 @@ class Index:
     ) -> None:
         self.tier = tier
         self._until = until
-        self._lock = threading.RLock()
-        self._database = _open(path)
+        self._file = IndexFile(path)
 
     def close(self) -> None:
-        with self._lock:
-            self._database.close()
+        self._file.close()
 
     def _run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
-        with self._lock, _told_apart():
-            return self._database.execute(statement, values).fetchall()
+        return self._file.run(statement, *values)
 
     def set(self, entry: Entry) -> None:
         """Insert or replace the row of one bundle."""
@@ -199,18 +180,9 @@ class Index:
         for run, bundles, nbytes in rows:
             yield RunUsage(run=str(run), tier=self.tier, bundles=int(str(bundles)), nbytes=int(str(nbytes)))
 
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Make many changes in one transaction."""
-        with self._lock:
-            if self._database.in_transaction:
-                yield
-                return
-            self._run("BEGIN IMMEDIATE")
-            try:
-                yield
-            finally:
-                self._run("COMMIT")
+        return self._file.batch()
 
     def _entry(self, row: Iterable[object]) -> Entry:
         (
@@ -240,47 +212,3 @@ class Index:
             content=str(content),
         )
         return Entry(stat=stat, generation=str(generation), paths=str(paths))
-
-
-@contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.ProgrammingError as error:
-        raise InternalError("this store was closed; open it again") from error
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
-            raise StoreFull("there is no room on the disk for the index") from error
-        raise InternalError(f"the index failed: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise InternalError(
-            f"the index is damaged: {error}; stop, delete index.sqlite and start again"
-        ) from error
-
-
-def _open(path: Path | None) -> sqlite3.Connection:
-    try:
-        return _connect(path)
-    except sqlite3.DatabaseError:
-        if path is None:
-            raise
-        # A damaged index, or one of another version, is worth nothing: the store has the truth.
-        for stale in path.parent.glob(path.name + "*"):
-            stale.unlink(missing_ok=True)
-        return _connect(path)
-
-
-def _connect(path: Path | None) -> sqlite3.Connection:
-    database = sqlite3.connect(
-        path or ":memory:", check_same_thread=False, isolation_level=None, timeout=30.0
-    )
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if version not in (0, _VERSION) or health != "ok":
-        database.close()
-        raise sqlite3.DatabaseError(f"the index has version {version} and is {health}")
-    database.executescript(_SCHEMA)
-    database.execute(f"PRAGMA user_version = {_VERSION}")
-    return database

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -16,7 +15,8 @@ from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
 from residual_store.engine.admission import Admission
 from residual_store.engine.arrivals import Arrivals
-from residual_store.engine.catalog import Catalog, already_exists
+from residual_store.engine.catalog import Catalog
+from residual_store.engine.commits import Commits
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
@@ -33,7 +33,7 @@ from residual_store.key import check_deleted, check_key, check_prefix, check_run
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
-from residual_store.stat import receipt_of, stat_of
+from residual_store.stat import receipt_of
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Tier, Usage
 
 __all__ = ["LocalStore"]
@@ -93,6 +93,9 @@ class LocalStore(ClosedAtExit):
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
         if durable is not None:
             remove["durable"] = durable.remove
+        self._commits = Commits(
+            catalog=self._catalog, host=self._host, durable=durable, writing=self._writing, clock=clock
+        )
         self._leases = Leases(
             self._catalog,
             settings=settings,
@@ -163,35 +166,11 @@ class LocalStore(ClosedAtExit):
         self._memory.check_fits(bundle.manifest.nbytes)
         if not bundle.owned:
             bundle = self.admission.take_in(key, bundle, durability, if_exists)
-        with self._writing.of(key):
-            arrived = self._clock()
-            expires_at = None if ttl is None else arrived + ttl
-            stat = stat_of(key, bundle.manifest, tier="host", arrived=arrived, expires_at=expires_at)
-            existing = self._catalog.existing(stat, if_exists)
-            if existing is None or (existing.durability == "host" and durability == "disk"):
-                stat = self._commit(stat, bundle, durability, ttl, if_exists)
-            else:
-                stat = existing
+        stat, existed = self._commits.put(key, bundle, durability, ttl, if_exists)
         self.arrivals.announce(key)
         seconds = {"commit": time.perf_counter() - started}
         has_program = stat.fingerprint is not None and self._programs.has(stat.fingerprint)
-        return receipt_of(
-            stat, bundle.manifest, existed=existing is not None, has_program=has_program, seconds=seconds
-        )
-
-    def _commit(
-        self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
-    ) -> Stat:
-        if durability == "host" or self._durable is None:
-            self._host.put(stat, bundle, ttl=ttl)
-            if self._durable is not None:
-                self._durable.remove(stat.key)
-            return stat
-        stays = self._durable.write(stat.key, bundle, arrived=stat.arrived, ttl=ttl)
-        if not stays and if_exists == "error":
-            raise already_exists(stat.key)
-        self._host.remove(stat.key)
-        return replace(stat, tier="durable", durability="disk")
+        return receipt_of(stat, bundle.manifest, existed=existed, has_program=has_program, seconds=seconds)
 
     def held(
         self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
@@ -255,18 +234,12 @@ class LocalStore(ClosedAtExit):
         return count
 
     def _remove(self, key: str) -> None:
-        with self._writing.of(key):
-            self._host.remove(key)
-            if self._durable is not None:
-                self._durable.remove(key)
+        self._commits.remove(key)
         self._memory.settle()
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
         check_ttl(ttl, self.settings)
-        with self._writing.of(key):
-            self.stat(key)
-            self._host.renew(key)
-            self._catalog.lease(key, ttl)
+        self._commits.touch(check_key(key, self.settings), ttl)
         return self.stat(key)
 
     def expire(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from residual_store.arena import Arena
 from residual_store.bundle import Bundle
@@ -48,6 +49,7 @@ class HostMemory:
         )
         self._host = host
         host.on_removal = self.forget
+        host.on_renewal = self.moved
         self._durable = durable
         self._shared_on_disk = shared_on_disk
         self._writing = writing
@@ -84,6 +86,10 @@ class HostMemory:
     def forget(self, bundle: Bundle) -> None:
         """Let no client find a bundle that is no more what its key stands for."""
         self._pool.void(bundle.place)
+
+    def moved(self, bundle: Bundle) -> Bundle:
+        """The same bundle in the same memory, which clients find at another place from now on."""
+        return replace(bundle, place=self._pool.renewed(bundle.place))
 
     def settle(self) -> None:
         """Offer what has come back to clients on this host."""

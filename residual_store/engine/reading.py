@@ -38,10 +38,7 @@ class Reading:
 
     def stat(self, key: str) -> Stat:
         """Where and what the living bundle is; raises `NotFound`."""
-        found = self._catalog.find(key)
-        if found is None:
-            raise NotFound(f"there is no bundle {key!r}", key=key)
-        return found
+        return self._catalog.stat(key)
 
     def bundle(self, key: str, *, verify: bool = False) -> Bundle:
         """The whole bundle; with ``verify`` its digests are checked again if it is in the host tier."""

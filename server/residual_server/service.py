@@ -11,6 +11,7 @@ from typing import Any
 import anyio.to_thread
 from fastapi import Request
 
+from residual_server.allocator import give_back
 from residual_server.auth import ANYONE, Access, Grant, Tokens, check_access
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidOption, NotFound, Stopping
@@ -88,10 +89,11 @@ class Service:
             raise Stopping("the server is stopping; ask again when it is back")
 
     async def sweep(self) -> None:
-        """Remove bundles whose lease has ended, again and again until cancelled."""
+        """Remove bundles whose lease has ended and give freed memory back, again and again until cancelled."""
         while True:
             await asyncio.sleep(self.store.settings.sweep_seconds)
             await self.call(self.store.expire)
+            await self.call(give_back)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:

@@ -211,6 +211,7 @@ def test_a_scratch_bundle_belongs_to_its_handle(client: rc.Client) -> None:
     """It cannot travel, and says how to name a bundle that can."""
     vjp: Any = jax.vjp(layer, matrix(), ramp())[1]
     handle = client.offload(vjp)
+    handle.wait()
     with pytest.raises(InvalidOption, match="pass a key to offload"):
         handle.to_json()
     with pytest.raises(ProgramMismatch, match="scratch bundle; restore it from the handle"):

@@ -176,6 +176,7 @@ def _stored_with_program(program: bytes, fn: Any = layer) -> rc.Client:
 def _program(fn: Any = layer) -> bytes:
     with rc.connect("memory://") as client:
         handle = client.offload(jax.vjp(fn, matrix(), ramp())[1], "run/step")
+        handle.wait()
         return client.store.get_program(str(handle.fingerprint))
 
 

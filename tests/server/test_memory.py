@@ -8,12 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from residual_store import open_store
+from residual_store import Bundle, open_store
 from tests.server.memory_client import LEAF_BYTES, LEAVES, peak, reset_peak, resident
 from tests.server.raw import Connection, frame_of, head_of
-from tests.servers import running_server
+from tests.servers import running_server, until
 from tests.store.bundles import noise
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -56,6 +57,36 @@ def test_a_bundle_costs_its_size_once(tmp_path: Path, where: str) -> None:
     assert get.server <= 1.1 * GIB
     assert put.client <= 64 * MIB
     assert get.client <= GIB + 64 * MIB
+
+
+@pytest.mark.parametrize(("where", "segments"), [("memory", True), ("disk", False)])
+def test_a_thousand_rounds_cost_little(tmp_path: Path, where: str, segments: bool) -> None:
+    """After puts, gets and deletes of mixed sizes a server has at most 150 MB above what it holds, and then what it had."""
+    sizes, held = np.random.default_rng(7), 0
+    noisy = noise(16 * MIB).payloads[0]
+    with running_server(root=None if where == "memory" else tmp_path) as server:
+        process = server.process.pid
+        with open_store(server.url, segments=segments) as store:
+            store.put("memory/first", Bundle.of_arrays({"a": noisy}))
+            assert store.get("memory/first").payloads[0].nbytes == noisy.nbytes
+            store.delete("memory/first")
+            rest = resident(process)
+            for i in range(1000):
+                nbytes = int(4096 * 2 ** sizes.uniform(0, 12))
+                store.put(f"memory/{i}", Bundle.of_arrays({"a": noisy[:nbytes]}))
+                assert store.get(f"memory/{i}").payloads[0].nbytes == nbytes
+                held += nbytes if i % 50 == 0 else 0
+                if i % 50:
+                    store.delete(f"memory/{i}")
+            above, recycled = resident(process) - rest - held, store.usage().segments_recycled
+            store.delete_prefix("memory/")
+            until(lambda: resident(process) - rest < 64 * MIB, what="the server's memory as at its start")
+            print(
+                f"\n{above / MIB:.0f} MiB above {held / MIB:.0f}, then {(resident(process) - rest) / MIB:.0f}"
+            )
+            assert above <= 150_000_000
+            assert recycled > 0
+            assert store.usage().host_held_bytes == 0
 
 
 def test_readers_that_do_not_read_cost_little() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,21 @@ def test_a_page_leaves_out_what_has_expired() -> None:
     assert sorted(index.expired(5.0)) == [f"run/{number}" for number in (1, 3, 5, 7, 9)]
     assert [(run.run, run.bundles, run.nbytes) for run in index.usage()] == [("run", 10, 100)]
     index.close()
+
+
+def test_an_index_that_another_one_is_making_is_waited_for(tmp_path: Path) -> None:
+    """Two stores may open a new root at once: who comes second does not take a file in use for a damaged one."""
+    path = tmp_path / "index.sqlite"
+    with (
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        opening = threads.submit(Index, path, tier="durable")
+        with pytest.raises(TimeoutError):
+            opening.result(0.3)
+        other.execute("PRAGMA user_version = 0")
+        other.execute("COMMIT")
+        with contextlib.closing(opening.result(20)) as index:
+            index.set(_entry("run/a"))
+            assert other.execute("SELECT key FROM bundles").fetchall() == [("run/a",)]

@@ -139,6 +139,20 @@ def test_idle_memory_goes_back_to_the_machine() -> None:
     assert pool.allocate(MIB).memory.max() == 0, "the memory is new"
 
 
+def test_idle_memory_is_no_more_than_was_in_use() -> None:
+    """Sizes that never come back do not add up: what is held and idle is half as much again as was held lately."""
+    pool = SegmentPool(total=4096 * MIB, idle_seconds=1000.0, clock=Clock())
+    most = 0
+    for size in range(40, 60):
+        pool.allocate(size * MIB)
+        most = max(most, pool.usage.idle)
+    assert 0 < most <= 60 * MIB * 3 // 2
+    fresh = pool.usage.fresh
+    for _ in range(20):
+        pool.allocate(59 * MIB)
+    assert pool.usage.fresh == fresh, "what comes again is used again"
+
+
 def test_a_size_class_wastes_little() -> None:
     """At most a 32nd, or a page; powers of two are exact; larger needs never get smaller blocks."""
     sizes = [1, 4096, 4097, 100_000, MIB, MIB + 1, 128 * MIB, 128 * MIB + 1, (1 << 30) + 4096]
