@@ -9,13 +9,14 @@ It keeps the figures as docs/plots/performance.json; a test compares the page an
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plot import picture
+from tables import fill, table
 
 __all__ = ["FIGURES", "PAGE", "PICTURE", "TABLES", "filled", "picture"]
 
@@ -26,17 +27,10 @@ PICTURE = DOCS / "performance.svg"
 
 type Json = Any
 
-_PLACE = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
 
 def filled(page: str, figures: Json) -> str:
     """The page with all tables between its marks made anew."""
-    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found['name']](figures)}\n\n{found[3]}", page)
-
-
-def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return fill(page, {name: partial(made, figures) for name, made in TABLES.items()})
 
 
 def _machine(figures: Json) -> str:
@@ -54,7 +48,7 @@ def _limits(figures: Json) -> str:
     rows = (
         [f"`{name}`", *(_rate(one["limits"][name]["gbps"]) for one in workloads.values())] for name in names
     )
-    return _table(["GB/s", *workloads], rows)
+    return table(["GB/s", *workloads], rows)
 
 
 def _workload(name: str) -> Callable[[Json], str]:
@@ -65,7 +59,7 @@ def _ways(workload: Json) -> str:
     size = f"{workload['leaves']:,} leaves" if workload["leaves"] > 1 else "One leaf"
     rows = _way_rows(workload)
     head = ["", "put", "of limit", "get", "of limit"]
-    return f"{size}, {workload['nbytes']:,} bytes, {workload['rounds']} rounds.\n\n{_table(head, rows)}"
+    return f"{size}, {workload['nbytes']:,} bytes, {workload['rounds']} rounds.\n\n{table(head, rows)}"
 
 
 def _way_rows(workload: Json) -> Iterator[Sequence[str]]:
@@ -102,7 +96,7 @@ def _rate(number: float) -> str:
 
 def _goals(figures: Json) -> str:
     rows = ([what, f"{sign} {goal:g}", _reached(figures, ratio)] for what, sign, goal, ratio in _GOALS)
-    return _table(["", "goal", "here"], rows)
+    return table(["", "goal", "here"], rows)
 
 
 def _reached(figures: Json, ratio: Callable[[Json], float]) -> str:

@@ -11,7 +11,7 @@ The language of a fenced block says what happens to it:
 ``text``                  is only shown
 ========================  ==============================================================================
 
-All blocks of a page run in order in one empty directory.
+All blocks of a page run in order in one directory, which is empty but for the Python files that stand beside the page.
 The ports 8731 to 8739 stand for free ports.
 """
 

@@ -6,11 +6,12 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _PORT = re.compile(r"\b873[1-9]\b")
 
 
 class Session:
-    """A reader who follows one page from its top, in an empty directory."""
+    """A reader who follows one page from its top, in a directory of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,6 +36,11 @@ class Session:
             name: value for name, value in os.environ.items() if not name.startswith("RESIDUAL_STORE_")
         }
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def lay_out(self, files: Iterable[Path]) -> None:
+        """Copy files into the directory."""
+        for file in files:
+            shutil.copy(file, self._folder)
 
     def run(self, block: Block) -> str:
         """Do what the block says, and return what it printed."""
@@ -117,6 +123,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]
 )
 def test_a_page_can_be_followed(path: Path, reader: Session) -> None:
     """All blocks of a page run in the order in which they stand, and print what the page says they print."""
+    reader.lay_out(path.parent.glob("*.py"))
     printed = ""
     for block in blocks(path):
         if block.language in _RUN:
@@ -129,3 +136,12 @@ def test_a_page_can_be_followed(path: Path, reader: Session) -> None:
 def test_every_block_says_what_happens_to_it(path: Path) -> None:
     """No block has a language that the tests pass over without a word."""
     assert {block.language for block in blocks(path)} <= _KNOWN
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_that_a_page_shows_is_the_file(path: Path) -> None:
+    """A named block whose file stands beside the page has its text, word for word."""
+    for block in blocks(path):
+        file = path.parent / (block.file_name or "")
+        if file.is_file():
+            assert block.code.partition("\n")[2] == file.read_text(), block.place
