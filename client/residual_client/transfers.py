@@ -24,7 +24,7 @@ from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
-from residual_store.errors import BundleReplaced, DataLoss, NotFound
+from residual_store.errors import BundleReplaced, DataLoss, NotFound, RequestRefused
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
 from residual_store.store import Store
@@ -48,6 +48,7 @@ class Transfers:
         self._store = store
         self._attempts = attempts
         self._known_leaves = KnownLeaves(store)
+        self._is_closed = False
         self._staging = staging
         self._programs = programs
         self._motion = Motion(limit=settings.stall_seconds)
@@ -73,11 +74,13 @@ class Transfers:
         )
 
     def begin(self) -> None:
-        """Before every call: raise `RequestRefused` in a forked process, and let go of what nobody refers to any more.
+        """Before every call: raise `RequestRefused` in a forked process or after `close`, and let go of what nobody refers to.
 
         That is memory under dead arrays, and scratch bundles whose handles are gone; these are deleted in the background.
         """
         self._motion.check_process()
+        if self._is_closed:
+            raise RequestRefused("this client was closed; connect again")
         release_dead_arrays()
         self._uploads.sweep()
 
@@ -146,6 +149,7 @@ class Transfers:
 
     def close(self) -> None:
         """Wait for what is to stay, and let go of the rest, as `Uploads.finish` does."""
+        self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._pool.close)
             stack.callback(self._prefetch.clear)

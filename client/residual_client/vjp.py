@@ -118,7 +118,7 @@ def check_arguments(
     count = in_tree[0][1]
     if len(args) != count:
         raise ArgumentMismatch(
-            f"args has {len(args)} entries and the function was called with {count} arguments"
+            f"args has length {len(args)} and the function was called with {count} arguments"
         )
     values: dict[int, Any] = {}
     position = 0

@@ -16,6 +16,7 @@ import pytest
 import residual_client as rc
 from residual_store import Settings, open_store
 from residual_store.errors import (
+    RequestRefused,
     AlreadyExists,
     Busy,
     InvalidKey,
@@ -279,6 +280,20 @@ def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
     client.offload(_vjp(1), "run/a")
     with pytest.raises(AlreadyExists, match="'run/a'"):
         client.close()
+    client.close()
+
+
+def test_a_closed_client_says_so_at_the_call() -> None:
+    """Not later and not of a leaf; closing it again does no harm."""
+    with rc.connect("memory://") as client:
+        handle = client.offload(_vjp(), "run/a")
+    for call in (
+        lambda: client.offload(_vjp(), "run/b"),
+        lambda: client.restore(handle),
+        lambda: client.delete(handle),
+    ):
+        with pytest.raises(RequestRefused, match="this client was closed"):
+            call()
     client.close()
 
 
