@@ -52,7 +52,7 @@ class IndexFile:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Make many changes in one transaction."""
+        """Make many changes in one transaction, all of them or none."""
         with self._lock:
             if self._database.in_transaction:
                 yield
@@ -60,8 +60,12 @@ class IndexFile:
             self.run("BEGIN IMMEDIATE")
             try:
                 yield
-            finally:
                 self.run("COMMIT")
+            except BaseException:
+                # A full disk may have ended the transaction already.
+                if self._database.in_transaction:
+                    self.run("ROLLBACK")
+                raise
 
 
 @contextlib.contextmanager
