@@ -192,15 +192,20 @@ def test_an_index_that_another_one_is_making_is_waited_for(tmp_path: Path) -> No
             assert other.execute("SELECT key FROM bundles").fetchall() == [("run/a",)]
 
 
+def _interrupted(index: Index) -> None:
+    with index.batch():
+        index.remove("run/a")
+        index.set(_entry("run/b"))
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_batch_that_fails_changes_nothing(tmp_path: Path, on_disk: bool) -> None:
     """What a full disk or an interrupt leaves half done is undone, and the next batch works."""
     with contextlib.closing(Index(tmp_path / "index.sqlite" if on_disk else None, tier="durable")) as index:
         index.set(_entry("run/a"))
-        with pytest.raises(KeyboardInterrupt), index.batch():
-            index.remove("run/a")
-            index.set(_entry("run/b"))
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(index)
         assert index.get("run/a") is not None
         assert index.get("run/b") is None
         with index.batch():
