@@ -69,6 +69,7 @@ def _way_rows(workload: Json) -> Iterator[Sequence[str]]:
             yield [f"**{name}**, cached", "", "", *_cells(one, "get_warm")]
     for name, one in workload["client"].items():
         yield _row(f"client, {name}", one, "put", "get")
+        yield [f"client, {name}, until stored", *_cells(one, "stored"), "", ""]
     for name, one in workload["peers"].items():
         yield _row(name, one, "put", "get")
 
@@ -149,6 +150,13 @@ _GOALS: Sequence[tuple[str, str, float, Callable[[Json], float]]] = [
     ("block, segment put to Ray's", "≥", 1.0, _to("segment", "ray", "put_gbps")),
     ("block, segment get to Ray's", "≥", 1.0, _to("segment", "ray", "get_gbps")),
     ("block, `client.offload` to the store's put, segment", "≥", 0.8, _client("offload_of_store")),
+    (
+        "block, `client.offload` until stored to the store's put, segment",
+        "≥",
+        0.8,
+        _client("stored_of_store"),
+    ),
+    ("block, `client.offload` to memcpy, segment", "≥", 0.83, _client("offload_of_memcpy")),
     ("block, `client.restore` to memcpy, segment", "≥", 0.5, _client("restore_of_memcpy")),
 ]
 

@@ -99,7 +99,10 @@ class TestCommand:
         for name, client in block["client"].items():
             store = block["transports"][name]
             assert client["offload_of_store"] == pytest.approx(client["put_gbps"] / store["put_gbps"])
+            assert client["stored_of_store"] == pytest.approx(client["stored_gbps"] / store["put_gbps"])
+            assert client["stored_ms"] > client["put_ms"]
             memcpy = block["limits"]["memcpy"]["gbps"]
+            assert client["offload_of_memcpy"] == pytest.approx(client["put_gbps"] / memcpy)
             assert client["restore_of_memcpy"] == pytest.approx(client["get_gbps"] / memcpy)
 
     def test_names_no_place_of_this_machine(self, figures: dict[str, Any]) -> None:

@@ -20,8 +20,9 @@ and ``spread`` is the distance of the quartiles as a share of it:
     ``peers``
         Peer -> the same without ``_of_limit``.
     ``client``
-        Of ``block``: transport -> the same for `Client.offload` and `Client.restore`, with ``offload_of_store`` (the
-        ratio to the put of the same transport) and ``restore_of_memcpy``.
+        Of ``block``: transport -> the same for `Client.offload` (``put``, and ``stored`` until it is acknowledged) and
+        `Client.restore` (``get``), with ``offload_of_store`` and ``stored_of_store`` (ratios to the put of the same
+        transport), ``offload_of_memcpy`` and ``restore_of_memcpy``.
 ``left_out``
     What could not be measured with any workload -> why.
 ``quick``

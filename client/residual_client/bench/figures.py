@@ -89,7 +89,9 @@ class WorkloadFigures:
 
     def _of_client(self, store: Mapping[str, Times], steps: Mapping[str, Times]) -> dict[str, float]:
         return {
+            "offload_of_memcpy": self.gbps(steps["put"]) / self.limit_gbps("memcpy"),
             "offload_of_store": store["put"].median / steps["put"].median,
+            "stored_of_store": store["put"].median / steps["stored"].median,
             "restore_of_memcpy": self.gbps(steps["get"]) / self.limit_gbps("memcpy"),
         }
 

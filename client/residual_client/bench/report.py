@@ -61,9 +61,11 @@ def _rows(figures: WorkloadFigures) -> Iterator[tuple[str, ...]]:
             ratio = figures.gbps(times) / figures.limit_gbps(limit)
             yield (f"{name} {step}", *_cells(figures, times), f"{ratio:.2f}", limit)
     for name, steps in figures.client.items():
-        store = figures.transports[name]["put"].median / steps["put"].median
+        store = figures.transports[name]["put"].median
         memcpy = figures.gbps(steps["get"]) / figures.limit_gbps("memcpy")
-        yield (f"offload, {name}", *_cells(figures, steps["put"]), f"{store:.2f}", f"{name} put")
+        for what, step in (("offload", "put"), ("offload until stored", "stored")):
+            share = f"{store / steps[step].median:.2f}"
+            yield (f"{what}, {name}", *_cells(figures, steps[step]), share, f"{name} put")
         yield (f"restore, {name}", *_cells(figures, steps["get"]), f"{memcpy:.2f}", "memcpy")
     for name, steps in figures.peers.items():
         for step, times in steps.items():

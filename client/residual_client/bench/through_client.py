@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from residual_client.bench.block import residual_arrays
+from residual_client.bench.stopwatch import Stopwatch
 from residual_client.bench.transports import detour
 from residual_client.bench.way import Exchange
 from residual_client.bench.workload import Host, Workload
@@ -17,7 +18,11 @@ __all__ = ["ThroughClient"]
 
 
 class ThroughClient(Exchange):
-    """`Client.offload` and `Client.restore` over one transport; a get ends with all arrays ready on the device."""
+    """`Client.offload` and `Client.restore` over one transport.
+
+    A ``put`` ends when `offload` returns, and step ``stored``, which begins with it, when the store has acknowledged.
+    A get ends with all arrays ready on the device.
+    """
 
     def __init__(self, name: str, store: Store, *, run: str) -> None:
         self.name = name
@@ -25,9 +30,21 @@ class ThroughClient(Exchange):
         self._key = f"{run}/{name}-client"
         self.detours: dict[str, str] = {}
 
+    def round(self, workload: Workload, watch: Stopwatch) -> None:
+        """Offload, wait, restore, delete."""
+        is_first = not watch.times
+        with watch.step("stored"):
+            with watch.step("put"):
+                self.put(workload)
+            receipt = self._handle.wait()
+        self.detours |= detour(self.name, workload, receipt)
+        try:
+            self.timed_get("get", workload, watch, check=is_first)
+        finally:
+            self.drop(workload)
+
     def put(self, workload: Workload) -> None:
         self._handle = self._client.offload(workload.vjp, self._key, durability="host")
-        self.detours |= detour(self.name, workload, self._handle.wait())
 
     def get(self, workload: Workload) -> Any:
         return jax.block_until_ready(self._client.restore(self._handle))
