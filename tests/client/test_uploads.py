@@ -16,12 +16,12 @@ import pytest
 import residual_client as rc
 from residual_store import Settings, open_store
 from residual_store.errors import (
-    RequestRefused,
     AlreadyExists,
     Busy,
     InvalidKey,
     InvalidOption,
     NotFound,
+    RequestRefused,
     TransferStalled,
     Unreachable,
 )
