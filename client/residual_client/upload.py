@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Literal
 
@@ -171,7 +172,8 @@ def _outcome(encode: Callable[[], Bundle]) -> Bundle | BaseException:
 
 
 def _about(key: str, error: BaseException) -> BaseException:
-    """The same error, which says which bundle was not stored."""
+    """The same error, which says which bundle was not stored, and does not hold its bytes."""
+    _clear_frames(error)
     if isinstance(error, ResidualStoreError):
         fields = {**error.fields, "key": key}
         detail = error.detail if repr(key) in error.detail else f"{key!r} is not stored: {error.detail}"
@@ -179,6 +181,13 @@ def _about(key: str, error: BaseException) -> BaseException:
     else:
         error.add_note(f"{key!r} is not stored")
     return error
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what was at work when an error and its causes came up."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def again(error: BaseException) -> BaseException:

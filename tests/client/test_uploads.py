@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 import residual_client as rc
-from residual_store import Settings, open_store
+from residual_store import Bundle, Receipt, Settings, open_store
 from residual_store.errors import (
     AlreadyExists,
     Busy,
@@ -266,6 +268,28 @@ def test_a_server_that_dies_during_an_upload_is_told_where_it_matters() -> None:
                     call()
             assert "'run/3'" in str(refusal.value.__notes__)
             assert repr(handles[2]) == "Handle('run/2', failed)"
+            client.flush()
+
+
+@pytest.mark.parametrize("error", [Unreachable, OSError])
+def test_a_failed_upload_holds_no_bytes(error: type[Exception]) -> None:
+    """Nobody was told of it yet and its handle lives, so a producer that goes on while a server is down would grow for ever."""
+    bundles: list[weakref.ref[Bundle]] = []
+
+    class Down(Gated):
+        def put(self, key: str, bundle: Bundle, **terms: Any) -> Receipt:
+            bundles.append(weakref.ref(bundle))
+            try:
+                raise OSError("down")
+            except OSError as cause:
+                raise error("down") from cause
+
+    with rc.Client(Down(open_store("memory://"))) as client:  # type: ignore[arg-type]
+        handle = client.offload(_vjp(), "run/a")
+        until(lambda: handle.state == "failed")
+        gc.collect()
+        assert [bundle() for bundle in bundles] == [None]
+        with pytest.raises(error, match="down"):
             client.flush()
 
 
