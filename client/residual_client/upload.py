@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from residual_client.motion import Motion
@@ -111,17 +112,21 @@ class Upload:
     def close_progress(self) -> None:
         """Tell a progress bar that there will be no more."""
         progress, self._progress = self._progress, None
-        close = getattr(progress, "close", None)
-        if close is not None:
-            close()
+        with self._no_harm():
+            getattr(progress, "close", lambda: None)()
 
     def _note(self, moved: int) -> None:
         self._moved, self._moved_at = moved, time.monotonic()
         self._motion.at = self._moved_at
-        if self._progress is None:
-            return
+        if self._progress is not None:
+            with self._no_harm():
+                self._progress(moved, self._total)
+
+    @contextlib.contextmanager
+    def _no_harm(self) -> Iterator[None]:
+        """Let no error of a progress callback reach the transfer."""
         try:
-            self._progress(moved, self._total)
+            yield
         except Exception:
             self._progress = None
             _logger.exception("the progress callback of %r failed and is called no more", self.key)

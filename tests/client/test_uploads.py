@@ -334,6 +334,37 @@ def test_progress_goes_from_nothing_to_all(memory_server: Server, mapped_bytes: 
         assert client.offload(big, progress=lambda done, total: 1 / 0).wait().nbytes == nbytes
 
 
+def test_a_thread_outlives_what_comes_in_its_way() -> None:
+    """A progress bar that cannot be closed, a deletion and a prefetch without memory: what comes after them is done."""
+
+    class Bar:
+        def __call__(self, done: int, total: int) -> None: ...
+
+        def close(self) -> None:
+            raise ValueError("no terminal")
+
+    class Short(Gated):
+        def get(self, key: str, **options: Any) -> Bundle:
+            self.got.append(key)
+            if len(self.got) == 1:
+                raise MemoryError
+            return self._store.get(key, **options)
+
+        def delete(self, key: str) -> None:
+            raise MemoryError
+
+    settings = Settings(transfer_threads=1, stall_seconds=5)
+    store = Short(open_store("memory://", settings=settings))
+    store.open()
+    with rc.Client(store) as client:  # type: ignore[arg-type]
+        client.offload(_vjp(), progress=Bar()).wait()
+        handle = client.offload(_vjp(1), "run/a")
+        client.flush()
+        client.prefetch([handle])
+        until(lambda: store.got)
+        assert _gradient(client.restore(handle)) == _gradient(_vjp(1))
+
+
 # Prefetch
 
 
