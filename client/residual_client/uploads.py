@@ -15,7 +15,7 @@ from residual_client.motion import Motion
 from residual_client.room import Room
 from residual_client.upload import State, Upload, again
 from residual_client.workers import Workers
-from residual_store.errors import NotFound, ResidualStoreError, TransferStalled
+from residual_store.errors import NotFound, TransferStalled
 from residual_store.store import Receipt
 
 __all__ = ["Uploads"]
@@ -155,8 +155,8 @@ class Uploads:
             self._delete(key)
         except NotFound:
             pass
-        except ResidualStoreError as error:
-            _logger.warning("%r is not deleted, and stays until its lease ends: %s", key, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the deletion go on
+            _logger.warning("%r is not deleted, and stays until its lease ends: %r", key, error)
         with self._lock:
             self._deleting.remove(key)
             self._motion.tell()
