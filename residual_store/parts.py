@@ -169,7 +169,9 @@ def whole_of(description: Host, settings: Settings) -> Manifest:
     whole = decode(_read(description).manifest, settings)
     for leaf in whole.leaves:
         if leaf.encoding not in ("raw", "alias"):
-            raise InvalidManifest(f"{leaf.path} is {leaf.encoding} in the whole of parts, which has no such leaf")
+            raise InvalidManifest(
+                f"{leaf.path} is {leaf.encoding} in the whole of parts, which has no such leaf"
+            )
     return whole
 
 
