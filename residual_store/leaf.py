@@ -93,9 +93,11 @@ class MeshSharding(Entry, frozen=True, kw_only=True):
 
     def parts_of(self, dimension: int) -> int:
         """Into how many equal parts a dimension is split; 1 for one that the spec does not name."""
-        sizes = dict(zip(self.axis_names, self.axis_sizes, strict=True))
-        names = self.spec[dimension] if dimension < len(self.spec) else ()
-        return math.prod(sizes.get(name, 1) for name in names)
+        count = 1
+        for name in self.spec[dimension] if dimension < len(self.spec) else ():
+            if name in self.axis_names:
+                count *= self.axis_sizes[self.axis_names.index(name)]
+        return count
 
     def fits(self, settings: Settings) -> bool:
         lists = [self.axis_names, self.axis_types, self.spec, *self.spec]

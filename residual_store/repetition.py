@@ -97,13 +97,12 @@ class Repetitions:
 
     def are_tiles(self, payload: Payload, count: int) -> bool:
         """Whether the ``count`` parts of one length that a payload consists of are equal."""
-        tiles = payload.reshape(count, -1)
-        if tiles[0, -_WORD:].tobytes() != tiles[-1, -_WORD:].tobytes():
+        size = payload.size // count
+        if payload[size - 1] != payload[-1] or payload[0] != payload[size]:
             return False
-        samples = tiles[:, :: tiles.shape[1] // _SAMPLES | 1]
+        samples = payload.reshape(count, size)[:, :: size // _SAMPLES | 1]
         if not (samples == samples[0]).all() or not self._may_compare:
             return False
-        size = tiles.shape[1]
         return self._are_equal(payload[size:], payload[:-size])
 
     @property
