@@ -170,7 +170,7 @@ def whole_of(description: Host, settings: Settings) -> Manifest:
     for leaf in whole.leaves:
         if leaf.encoding not in ("raw", "alias"):
             raise InvalidManifest(
-                f"{leaf.path} is {leaf.encoding} in the whole of parts, which has no such leaf"
+                f"{leaf.path} is {leaf.encoding} in the description of a part; how a leaf is encoded is known once all are there"
             )
     return whole
 
