@@ -13,11 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import numpy as np
-import numpy.typing as npt
-
 from residual_store.bundle import Bundle, Payload
-from residual_store.encoding import decode
 from residual_store.engine.backlog import Backlog
 from residual_store.engine.database import Database
 from residual_store.engine.generations import Generations
@@ -135,16 +131,17 @@ class DurableTier:
         index: int,
         allocate: Callable[[int], Payload],
         shared: Callable[[Leaf], Payload],
-    ) -> npt.NDArray[np.generic]:
-        """One leaf, verified, without reading the other large ones; ``shared`` reads one that is not in the bundle."""
+    ) -> tuple[Manifest, Payload]:
+        """The manifest, and the verified bytes of one leaf, or of that which it repeats.
 
-        def read(database: Database, record: Record) -> npt.NDArray[np.generic]:
+        The other large ones are not read; ``shared`` reads one that is not in the bundle.
+        """
+
+        def read(database: Database, record: Record) -> tuple[Manifest, Payload]:
             source = record.manifest.source(index)
             if source.is_shared:
-                payload = shared(source)
-            else:
-                payload = database.read_leaf(record, source, allocate(source.nbytes))
-            return decode(source, payload, as_leaf=record.manifest.leaves[index])
+                return record.manifest, shared(source)
+            return record.manifest, database.read_leaf(record, source, allocate(source.nbytes))
 
         return self._read(key, read)
 
