@@ -62,7 +62,7 @@ def assert_equal(one: Any, other: Any) -> None:
     assert tree_structure(one) == tree_structure(other)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(np.max(np.abs(b))))
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(np.max(np.abs(b), initial=0)))
 
 
 def left_in(client: rc.Client) -> int:
@@ -175,6 +175,46 @@ def test_one_function_differentiated_in_different_arguments(off: Function) -> No
     plain = jax.vjp(layer, W, x)[1](y)
     assert_equal(in_both(y), plain)
     assert_equal((*in_weights(y), *in_values(y)), plain)
+
+
+def _half_mapped(f: Function) -> Function:
+    """A layer whose second output does not depend on what is mapped, in a scan over both of its outputs."""
+
+    def pair(a: Any, b: Any) -> Any:
+        return jnp.sin(a) * b, jnp.cos(b)
+
+    def loss(a: Any, b: Any) -> Any:
+        one, other = jax.vmap(f(pair), (0, None))(a, b)
+        again = jax.vmap(lambda a: jax.lax.scan(lambda c, _: (f(pair)(*c), None), (a, b), None, length=3)[0])
+        return sum(jnp.sum(part**2) for part in (one, other, *again(a)))
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))
+
+
+def test_an_output_that_vmap_does_not_map_counts_once_for_each_of_its_copies(client: rc.Client) -> None:
+    """An argument that only one of several outputs takes from a batch has the gradient of the plain function."""
+    assert_equal(
+        _half_mapped(client.offloaded)(jnp.arange(4.0), jnp.float32(0.3)),
+        _half_mapped(lambda f: f)(jnp.arange(4.0), jnp.float32(0.3)),
+    )
+    assert left_in(client) == 0
+
+
+def test_an_empty_batch_stores_nothing(off: Function, client: rc.Client) -> None:
+    """Over a batch of no element the gradient is that of the plain function, eagerly too."""
+    for wrap in (jax.jit, lambda f: f):
+        assert_equal(wrap(gradient(mapped(off)))(W, x[:0]), wrap(gradient(mapped(layer)))(W, x[:0]))
+    assert left_in(client) == 0
+
+
+def test_nothing_of_an_outer_trace_is_kept(client: rc.Client) -> None:
+    """JAX's own check of leaked tracers finds none in a function that closes over what is being differentiated."""
+
+    def loss(scale: Any) -> Any:
+        return jnp.sum(client.offloaded(lambda x: jnp.sin(x * scale))(x))
+
+    with jax.checking_leaks():
+        jax.jit(jax.grad(loss))(2.0)
 
 
 # Memory and bundles
@@ -323,6 +363,15 @@ def test_what_no_host_call_can_carry_is_refused(client: rc.Client, off: Function
         client.offloaded(lambda r: r[...])(jax.new_ref(x))
     with pytest.raises(NotImplementedError, match="vmap-of-cond"):
         jax.jit(mapped(gradient(chosen(off))))(W, x)
+
+
+def test_a_backward_that_would_cut_its_residuals_to_32_bits_is_refused(client: rc.Client) -> None:
+    """Where 64-bit types are on in the forward and off in the backward, the error says so."""
+    for wrap in (jax.jit, lambda f: f):
+        with jax.enable_x64(True):
+            y, backward = wrap(lambda x: jax.vjp(client.offloaded(jnp.sin), x))(np.ones(3))
+        with pytest.raises(rc.errors.PrecisionMismatch, match="float64, and jax_enable_x64 is off"):
+            backward(y)
 
 
 @pytest.mark.parametrize("saveable", [(True,), (True, (True, False))])
