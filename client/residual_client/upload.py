@@ -182,9 +182,10 @@ def _about(key: str, error: BaseException) -> BaseException:
     if isinstance(error, ResidualStoreError):
         fields = {**error.fields, "key": key}
         detail = error.detail if repr(key) in error.detail else f"{key!r} is not stored: {error.detail}"
-        error = type(error)(detail, **fields).with_traceback(error.__traceback__)
-    else:
-        error.add_note(f"{key!r} is not stored")
+        told = type(error)(detail, **fields).with_traceback(error.__traceback__)
+        told.__cause__ = error.__cause__
+        return told
+    error.add_note(f"{key!r} is not stored")
     return error
 
 

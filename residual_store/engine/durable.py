@@ -171,10 +171,17 @@ class DurableTier:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a bundle; the files go first, so that a full disk has room for the index to say so."""
+        """Remove a bundle, but not what another process is writing there; files first, so that a full disk has room for the index."""
         with self._noting.of(key):
+            known = self.index.get(key)
             for generation in self._generations.of(key):
-                self._generations.remove(key, generation)
+                is_committed = known is not None and known.generation == generation
+                if (
+                    is_committed
+                    or self._generations.is_abandoned(generation)
+                    or not self._is_begun(key, generation)
+                ):
+                    self._generations.remove(key, generation)
             self.refreshed(key)
 
     # Shared leaves
@@ -253,15 +260,17 @@ class DurableTier:
         for generation in self._generations.of(key):
             if newest is not None and generation == newest.generation:
                 continue
-            with self._database(key, generation) as database:
-                is_begun = database.is_begun()
-            if is_begun:
+            if self._is_begun(key, generation):
                 removable = self._generations.is_abandoned(generation)
             else:
                 removable = newest is not None and generation < newest.generation
             if removable:
                 self._generations.remove(key, generation)
         return newest
+
+    def _is_begun(self, key: str, generation: str) -> bool:
+        with self._database(key, generation) as database:
+            return database.is_begun()
 
     def _database(self, key: str, generation: str) -> Database:
         folder = self._generations.folder(key, generation)
