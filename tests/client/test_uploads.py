@@ -302,6 +302,19 @@ def test_a_failed_upload_holds_no_bytes(error: type[Exception]) -> None:
             client.flush()
 
 
+def test_a_failure_is_told_although_its_key_was_used_again() -> None:
+    """What comes later under the key is stored, and flush says once that what came before it was not."""
+    with rc.connect("memory://") as client:
+        client.offload(_vjp(), "run/a").wait()
+        failed = [client.offload(_vjp(step), "run/a") for step in (1, 2)]
+        until(lambda: all(handle.state == "failed" for handle in failed))
+        client.offload(_vjp(3), "run/a", if_exists="replace")
+        assert _gradient(client.restore("run/a")) == _gradient(_vjp(3))
+        with pytest.raises(AlreadyExists, match="'run/a'"):
+            client.flush()
+        client.flush()
+
+
 def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
     """And only that: who was told of a failure by its handle can go on."""
     with rc.connect("memory://") as client:
