@@ -197,6 +197,15 @@ def test_a_full_client_raises_or_waits_as_it_was_told() -> None:
         waiting.join(30)
 
 
+def test_bundles_without_bytes_fill_a_client_too() -> None:
+    """Each that waits holds a manifest, so a client whose store stands still does not take them for ever."""
+    _, empty = jax.jit(lambda x: jax.vjp(jnp.sin, x))(jnp.zeros(0))
+    with _gated(max_inflight_bytes=100 * KIB, when_full="raise") as (client, _):
+        handles = [client.offload(empty) for _ in range(10)]
+        with pytest.raises(Busy, match="max_inflight_bytes"):
+            handles += map(client.offload, [empty] * 10)
+
+
 def test_a_producer_that_is_faster_than_its_store_holds_no_more_than_the_limit(memory_server: Server) -> None:
     """Thirty steps of 8 MiB through 32 MiB: the memory of the process stays flat, although nothing waits for a handle."""
     scale = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])
@@ -291,6 +300,19 @@ def test_a_failed_upload_holds_no_bytes(error: type[Exception]) -> None:
         assert [bundle() for bundle in bundles] == [None]
         with pytest.raises(error, match="down"):
             client.flush()
+
+
+def test_a_failure_is_told_although_its_key_was_used_again() -> None:
+    """What comes later under the key is stored, and flush says once that what came before it was not."""
+    with rc.connect("memory://") as client:
+        client.offload(_vjp(), "run/a").wait()
+        failed = [client.offload(_vjp(step), "run/a") for step in (1, 2)]
+        until(lambda: all(handle.state == "failed" for handle in failed))
+        client.offload(_vjp(3), "run/a", if_exists="replace")
+        assert _gradient(client.restore("run/a")) == _gradient(_vjp(3))
+        with pytest.raises(AlreadyExists, match="'run/a'"):
+            client.flush()
+        client.flush()
 
 
 def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:

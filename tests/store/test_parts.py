@@ -16,7 +16,7 @@ import pytest
 from residual_store import Bundle, Receipt, Settings, Store, open_store
 from residual_store.engine.local import LocalStore
 from residual_store.errors import AlreadyExists, InvalidManifest, InvalidOption, NotFound
-from residual_store.manifest import encode
+from residual_store.manifest import Manifest, encode
 from residual_store.parts import ATTEMPT, Part, Piece, part_bundle
 from residual_store.store import IfExists
 from tests.servers import Server
@@ -134,6 +134,23 @@ def test_a_repeated_part_changes_nothing(store: Store, key: str) -> None:
     for choice in ("error", "same", "replace"):
         assert _put(store, key, 1, _part(1), choice).existed
     assert store.stat(key).digest == digest
+
+
+def test_a_part_of_a_bundle_that_is_being_deleted_waits_for_the_others(key: str) -> None:
+    """A repeated part finds the bundle there and then not; that is no error of the put."""
+
+    class Fleeting(LocalStore):
+        def manifest(self, key: str) -> Manifest:
+            found = super().manifest(key)
+            self.delete(key)
+            return found
+
+    with Fleeting.in_memory(settings=Settings()) as store:
+        for index in (0, 1):
+            _put(store, key, index, _part(index))
+        for index in (0, 1):
+            assert not _put(store, key, index, _part(index)).existed
+        assert _same(store.get(key).array(1), _ROWS)
 
 
 @pytest.mark.parametrize(
