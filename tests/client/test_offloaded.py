@@ -391,6 +391,23 @@ def test_a_full_store_is_named_in_the_error() -> None:
         assert left_in(client) == 0
 
 
+def test_a_failure_on_one_of_several_devices_is_logged(
+    sharded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it, because XLA ends the process instead of raising if the other devices wait for that one."""
+    mesh, weights, _ = sharded
+    rows = jax.random.normal(jax.random.key(0), (4096, 8))
+    with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
+        stored = client.offloaded(layer)
+        specs = {"in_specs": (P(), P("i")), "out_specs": P("i")}
+        step = jax.jit(jax.shard_map(lambda *args: jax.vjp(stored, *args)[0], mesh=mesh, **specs))
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(step(weights, rows))
+        with pytest.raises((jax.errors.JaxRuntimeError, ExceptionGroup)):
+            jax.effects_barrier()  # JAX keeps the failure, and would print it at the end of the program.
+        assert re.search(r"StoreFull: 'scratch/\w+/offloaded/\d+' of layer", caplog.text)
+
+
 def test_a_server_that_is_gone_is_named_in_the_error() -> None:
     """A step whose server has died between forward and backward fails, and does not hang."""
     settings = rc.Settings(connect_seconds=0.5, attempts=1)
