@@ -403,8 +403,8 @@ def test_a_failure_on_one_of_several_devices_is_logged(
         step = jax.jit(jax.shard_map(lambda *args: jax.vjp(stored, *args)[0], mesh=mesh, **specs))
         with pytest.raises(jax.errors.JaxRuntimeError):
             jax.block_until_ready(step(weights, rows))
-        with pytest.raises((jax.errors.JaxRuntimeError, ExceptionGroup)):
-            jax.effects_barrier()  # JAX keeps the failure, and would print it at the end of the program.
+        # JAX keeps the failure of a device until its next step, and would raise it at the end of the program.
+        jax.block_until_ready(step(weights, rows[:8]))
         assert re.search(r"StoreFull: 'scratch/\w+/offloaded/\d+' of layer", caplog.text)
 
 
