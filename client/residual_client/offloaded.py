@@ -40,6 +40,7 @@ def differentiable(
         moving = [position for position in range(len(args)) if position not in static]
         primals = tuple(args[position] for position in moving)
 
+        @functools.wraps(fun)  # JAX's errors then name the function.
         def whole(primals: Any, kwargs: Any) -> Any:
             given = dict(enumerate(args)) | dict(zip(moving, primals, strict=True))
             return fun(*given.values(), **kwargs)

@@ -381,6 +381,17 @@ def test_flags_that_do_not_fit_the_arguments_are_refused(saveable: Any, client: 
         client.offloaded(layer, saveable_args=saveable)(W, x)
 
 
+def test_a_branch_on_a_value_names_the_function(client: rc.Client) -> None:
+    """An argument that should be static is refused by JAX, which says in which function of the caller."""
+
+    def branching(x: Any, train: Any) -> Any:
+        return jnp.sin(x) if train else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"branching at .*test_offloaded\.py"):
+        client.offloaded(branching)(x, True)
+    assert_equal(client.offloaded(branching, static_argnums=-1)(x, True), jnp.sin(x))
+
+
 def test_a_full_store_is_named_in_the_error() -> None:
     """What the store raises comes out of the compiled step, with the key, the function and the leaf."""
     with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
