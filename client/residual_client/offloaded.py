@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import keystr, tree_flatten, tree_leaves, tree_leaves_with_path, tree_map, tree_structure
 
 from residual_client.depot import Depot, Fetch, Stow
@@ -40,6 +40,7 @@ def differentiable(
         moving = [position for position in range(len(args)) if position not in static]
         primals = tuple(args[position] for position in moving)
 
+        @functools.wraps(fun)  # JAX's errors then name the function.
         def whole(primals: Any, kwargs: Any) -> Any:
             given = dict(enumerate(args)) | dict(zip(moving, primals, strict=True))
             return fun(*given.values(), **kwargs)
@@ -53,7 +54,7 @@ def differentiable(
         kept = [[saveable_args is not False] * len(tree_leaves(kwargs)), [False] * len(captured)]
         call = _Call(
             # Without the captured values, because JAX keeps the call for as long as its caches.
-            program=ClosedJaxpr(traced.jaxpr, []),
+            program=traced.replace(consts=[]),
             out_tree=tree_structure(shape),
             function=getattr(fun, "__qualname__", repr(fun)),
             saveable=list(chain(*flags, *kept)),

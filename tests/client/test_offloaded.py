@@ -381,6 +381,17 @@ def test_flags_that_do_not_fit_the_arguments_are_refused(saveable: Any, client: 
         client.offloaded(layer, saveable_args=saveable)(W, x)
 
 
+def test_a_branch_on_a_value_names_the_function(client: rc.Client) -> None:
+    """An argument that should be static is refused by JAX, which says in which function of the caller."""
+
+    def branching(x: Any, train: Any) -> Any:
+        return jnp.sin(x) if train else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"branching at .*test_offloaded\.py"):
+        client.offloaded(branching)(x, True)
+    assert_equal(client.offloaded(branching, static_argnums=-1)(x, True), jnp.sin(x))
+
+
 def test_a_full_store_is_named_in_the_error() -> None:
     """What the store raises comes out of the compiled step, with the key, the function and the leaf."""
     with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
@@ -389,6 +400,23 @@ def test_a_full_store_is_named_in_the_error() -> None:
             jax.block_until_ready(step(W, jnp.ones((4096, 8))))
         jax.block_until_ready(step(W, x))
         assert left_in(client) == 0
+
+
+def test_a_failure_on_one_of_several_devices_is_logged(
+    sharded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it, because XLA ends the process instead of raising if the other devices wait for that one."""
+    mesh, weights, _ = sharded
+    rows = jax.random.normal(jax.random.key(0), (4096, 8))
+    with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
+        stored = client.offloaded(layer)
+        specs = {"in_specs": (P(), P("i")), "out_specs": P("i")}
+        step = jax.jit(jax.shard_map(lambda *args: jax.vjp(stored, *args)[0], mesh=mesh, **specs))
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(step(weights, rows))
+        # JAX keeps the failure of a device until its next step, and would raise it at the end of the program.
+        jax.block_until_ready(step(weights, rows[:8]))
+        assert re.search(r"StoreFull: 'scratch/\w+/offloaded/\d+' of layer", caplog.text)
 
 
 def test_a_server_that_is_gone_is_named_in_the_error() -> None:
