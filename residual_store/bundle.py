@@ -71,14 +71,14 @@ class Bundle:
     def encoded(
         cls, manifest: Manifest, hosts: list[npt.NDArray[np.generic]], *, identities: list[int]
     ) -> Bundle:
-        """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks and repetitions.
+        """The bundle of ``manifest`` whose leaves have the values ``hosts``; finds constants, bit masks, tiles and repetitions.
 
         ``identities`` has equal numbers where two leaves are one array.
         No bytes are copied but those of arrays that are not contiguous and little-endian, so the hosts must stay as they
         are until the bundle is stored.
         Large leaves have no digest yet: it is taken when their bytes are, see `copied_into` and `sealed`.
         """
-        encoded = encoding.encode_all(hosts, identities)
+        encoded = encoding.encode_all(hosts, identities, tiles=[leaf.tiles for leaf in manifest.leaves])
         payloads = tuple([one.payload for one in encoded])
         lengths = [payload.size for payload in payloads]
         leaves = [

@@ -64,7 +64,11 @@ class Copier:
         if self._second is None or self._process != os.getpid():
             # After a fork the thread is the parent's.
             self._second, self._process = ThreadPoolExecutor(1, "residual-store-copier"), os.getpid()
-        return self._second.submit(work)
+        try:
+            return self._second.submit(work)
+        except RuntimeError:
+            # Python is about to end and starts nothing in pools any more; the caller's thread does all of it.
+            return None
 
     def close(self) -> None:
         """End the second thread."""

@@ -1,4 +1,4 @@
-"""Lossless, nearly free encodings of a leaf: one element of a constant, one bit per bool, the index of a repetition."""
+"""Lossless, nearly free encodings of a leaf: one element of a constant, one bit per bool, one of equal shards, the index of a repetition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from residual_store.digest import Payload, digest_of
 from residual_store.dtypes import DTYPES
 from residual_store.leaf import Encoding, Leaf
-from residual_store.repetition import Twins, is_constant, sample_of
+from residual_store.repetition import Repetitions, is_constant, sample_of
 
 __all__ = ["Encoded", "decode", "encode_all"]
 
@@ -35,25 +35,25 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     same_array: bool = False
 
 
-def encode_all(hosts: Sequence[Host], identities: Sequence[int]) -> list[Encoded]:
-    """Encode the leaves of one bundle in order.
+def encode_all(hosts: Sequence[Host], identities: Sequence[int], *, tiles: Sequence[int]) -> list[Encoded]:
+    """Encode the leaves of one bundle in order; ``tiles`` are the numbers of shards that could be equal, see `Leaf.tiles`.
 
     A repetition is found by identity, or by a sample of the bytes and then byte for byte, so two leaves that merely
     compare equal, such as 0.0 and -0.0, are never taken for one.
     """
     first_of: dict[int, int] = {}
-    twins = Twins()
+    repetitions = Repetitions()
     done: list[Encoded] = []
-    for index, (host, identity) in enumerate(zip(hosts, identities, strict=True)):
+    for index, (host, identity, count) in enumerate(zip(hosts, identities, tiles, strict=True)):
         source = first_of.setdefault(identity, index)
         if source != index and _same_layout(host, hosts[source]):
             done.append(_alias(source, done[source], same_array=True))
             continue
-        encoding, payload = _encode(host)
+        encoding, payload = _encode(host, count, repetitions)
         digest = digest_of(payload) if payload.size <= _DIGESTED_AT_ONCE else b""
         twin = None
-        if encoding == "raw" and payload.size:
-            twin = twins.find(index, payload, digest or sample_of(payload))
+        if encoding in ("raw", "tiled") and payload.size:
+            twin = repetitions.find(index, payload, (host.nbytes, digest or sample_of(payload)))
         if twin is None:
             done.append(Encoded(encoding, payload, digest))
         else:
@@ -72,7 +72,7 @@ def _same_layout(one: Host, other: Host) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.nbytes > 0
 
 
-def _encode(host: Host) -> tuple[Encoding, Payload]:
+def _encode(host: Host, tiles: int, repetitions: Repetitions) -> tuple[Encoding, Payload]:
     if not host.nbytes:
         return "raw", _NOTHING
     dtype = host.dtype
@@ -84,6 +84,8 @@ def _encode(host: Host) -> tuple[Encoding, Payload]:
             return "constant", payload[: dtype.itemsize]
         if dtype.kind == "b":
             return "bits", np.packbits(payload, bitorder="little")
+    if tiles > 1 and repetitions.are_tiles(payload, tiles):
+        return "tiled", payload[: payload.size // tiles]
     return "raw", payload
 
 
@@ -105,6 +107,8 @@ def _decode(leaf: Leaf, payload: Payload) -> Host:
         return bits.view(np.bool_).reshape(leaf.shape)
     if not leaf.array_nbytes:
         return np.zeros(leaf.shape, DTYPES[leaf.dtype])
+    if leaf.is_tiled:
+        payload = np.broadcast_to(payload, (leaf.tiles, payload.size)).reshape(-1)
     values = payload.view(_LITTLE_DTYPES[leaf.dtype])
     return (
         np.broadcast_to(values.reshape(()), leaf.shape)

@@ -53,8 +53,12 @@ def _check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
         raise InvalidManifest(f"{where}.alias_of is for the encoding alias and only for it")
     if leaf.encoding == "bits" and leaf.dtype != "bool":
         raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
-    if leaf.encoding in ("constant", "shared") and not leaf.array_nbytes:
+    if leaf.encoding not in ("raw", "bits", "alias") and not leaf.array_nbytes:
         raise InvalidManifest(f"{where} is {leaf.encoding} and has no element")
+    if leaf.is_tiled and leaf.tiles < 2:
+        raise InvalidManifest(
+            f"{where} is {leaf.encoding}, and its sharding does not split dimension 0 into equal parts"
+        )
     if leaf.kind == "key" and leaf.key_impl is None:
         raise InvalidManifest(f"{where} is a PRNG key without key_impl")
     if leaf.alias_of is not None:

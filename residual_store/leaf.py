@@ -14,11 +14,13 @@ from residual_store.settings import Settings
 
 __all__ = ["Aval", "Channel", "Encoding", "Entry", "Leaf", "MeshSharding"]
 
-type Encoding = Literal["raw", "constant", "bits", "alias", "shared"]
+type Encoding = Literal["raw", "constant", "bits", "tiled", "alias", "shared", "shared_tile"]
 type Channel = Literal["args_res", "opaque_residuals", "structured_residuals"]
 type Kind = Literal["array", "key"]
 
-_ENCODINGS = ("raw", "constant", "bits", "alias", "shared")
+_ENCODINGS = ("raw", "constant", "bits", "tiled", "alias", "shared", "shared_tile")
+_SHARED: dict[Encoding, Encoding] = {"raw": "shared", "tiled": "shared_tile"}
+_OWN: dict[Encoding, Encoding] = {shared: own for own, shared in _SHARED.items()}
 _CHANNELS = ("args_res", "opaque_residuals", "structured_residuals")
 _KINDS = ("array", "key")
 
@@ -89,6 +91,14 @@ class MeshSharding(Entry, frozen=True, kw_only=True):
         """Number of devices of the mesh."""
         return math.prod(self.axis_sizes)
 
+    def parts_of(self, dimension: int) -> int:
+        """Into how many equal parts a dimension is split; 1 for one that the spec does not name."""
+        count = 1
+        for name in self.spec[dimension] if dimension < len(self.spec) else ():
+            if name in self.axis_names:
+                count *= self.axis_sizes[self.axis_names.index(name)]
+        return count
+
     def fits(self, settings: Settings) -> bool:
         lists = [self.axis_names, self.axis_types, self.spec, *self.spec]
         return (
@@ -118,6 +128,8 @@ class Leaf(Entry, frozen=True, kw_only=True):
     ``offset`` counts from the start of the leaf area, ``nbytes`` is the length after ``encoding``, and ``digest`` is
     the xxh3-128 of those bytes, empty until it is taken.
     A "shared" leaf has its bytes elsewhere, once for its run, under its digest, dtype and shape.
+    A "tiled" leaf is its first shard again and again along dimension 0, and has the bytes of that one alone; a
+    "shared_tile" has even those elsewhere.
     A typed PRNG key array (``kind`` "key") holds its key data: ``dtype`` and ``shape`` are those of the data and
     ``key_impl`` names the implementation.
     """
@@ -149,11 +161,37 @@ class Leaf(Entry, frozen=True, kw_only=True):
     @property
     def is_shared(self) -> bool:
         """Whether the bytes are held once for the run and not in the bundle."""
-        return self.encoding == "shared"
+        return self.encoding in _OWN
+
+    def as_shared(self) -> Leaf:
+        """A leaf that `is_large`, without its bytes."""
+        return self.changed(encoding=_SHARED[self.encoding])
+
+    def as_own(self) -> Leaf:
+        """The leaf as it is when its bytes are in the bundle; offset and length are not looked at."""
+        return self.changed(encoding=_OWN[self.encoding]) if self.is_shared else self
 
     def is_large(self, least: int) -> bool:
         """Whether it has bytes of its own, at least so many, which the run could hold for several bundles."""
-        return self.encoding == "raw" and self.nbytes >= max(least, 1)
+        return self.encoding in _SHARED and self.nbytes >= max(least, 1)
+
+    @property
+    def tiles(self) -> int:
+        """How many shards of one shape it has along dimension 0, by its sharding; 1 where that is none or does not go up."""
+        if self.sharding is None or not self.shape:
+            return 1
+        count = self.sharding.parts_of(0)
+        return count if count and not self.shape[0] % count else 1
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether only the first of its `tiles` has bytes, here or in the run."""
+        return self.encoding in ("tiled", "shared_tile")
+
+    @property
+    def tile_shape(self) -> tuple[int, ...]:
+        """The shape of that tile; of a leaf that is not tiled its own."""
+        return (self.shape[0] // self.tiles, *self.shape[1:]) if self.is_tiled else self.shape
 
     @property
     def array_nbytes(self) -> int:
@@ -170,6 +208,8 @@ class Leaf(Entry, frozen=True, kw_only=True):
                 return dtypes.element_bytes(self.dtype)
             case "bits":
                 return -(-self.elements // 8)
+            case "tiled":
+                return self.array_nbytes // self.tiles
         return 0
 
     def fits(self, settings: Settings) -> bool:

@@ -133,8 +133,7 @@ class Manifest:
         """The manifest that the bundle has when all its leaves are its own: what a reader sees, and what names the bundle."""
         if not self.shared:
             return self
-        leaves = [leaf.changed(encoding="raw") if leaf.is_shared else leaf for leaf in self.leaves]
-        return self.laid_out(leaves)
+        return self.laid_out([leaf.as_own() for leaf in self.leaves])
 
     def laid_out(self, leaves: Sequence[Leaf]) -> Manifest:
         """The same with other leaves, whose lengths and offsets follow from their encodings."""

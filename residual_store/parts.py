@@ -167,8 +167,11 @@ def whole_of(description: Host, settings: Settings) -> Manifest:
             f"the limit max_manifest_bytes is {settings.max_manifest_bytes}"
         )
     whole = decode(_read(description).manifest, settings)
-    if whole.shared:
-        raise InvalidManifest("a bundle that is stored in parts shares no leaf with others")
+    for leaf in whole.leaves:
+        if leaf.encoding not in ("raw", "alias"):
+            raise InvalidManifest(
+                f"{leaf.path} is {leaf.encoding} in the description of a part; how a leaf is encoded is known once all are there"
+            )
     return whole
 
 

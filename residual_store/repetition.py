@@ -1,4 +1,6 @@
-"""Repetition: one element all over a leaf, or one leaf again in its bundle, found at the speed of memory.
+"""Repetition: one element all over a leaf, its first part again and again, or one leaf again in its bundle.
+
+All are found at the speed of memory.
 
 Bytes are compared and not values, so 0.0 is not -0.0.
 """
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from residual_store.digest import Payload
 
-__all__ = ["Twins", "is_constant", "sample_of"]
+__all__ = ["Repetitions", "is_constant", "sample_of"]
 
 type Words = npt.NDArray[np.uint64]
 
@@ -57,38 +59,61 @@ def sample_of(payload: Payload) -> bytes:
     return payload[:: payload.size // _SAMPLES | 1].tobytes() + payload[-_SAMPLES:].tobytes()
 
 
-class Twins:
-    """The payloads of a bundle by their length and a sample of their bytes.
+class Repetitions:
+    """The payloads of a bundle by their length, the length of their arrays, and a sample of their bytes.
 
     What is compared in vain is bounded by a share of all bytes and the last such comparison, because each may cost as
     much as a copy; what lies beyond is taken for new.
 
-    >>> twins = Twins()
-    >>> [twins.find(index, np.full(3, value, np.uint8), b"") for index, value in enumerate([7, 8, 7])]
+    >>> repetitions = Repetitions()
+    >>> [repetitions.find(index, np.full(3, value, np.uint8), (3, b"")) for index, value in enumerate([7, 8, 7])]
     [None, None, 0]
+    >>> repetitions.are_tiles(np.array([7, 8, 7, 8], np.uint8), 2)
+    True
     """
 
     def __init__(self) -> None:
-        self._alike: dict[tuple[int, bytes], list[tuple[int, Payload]]] = {}
+        self._alike: dict[tuple[int, tuple[int, bytes]], list[tuple[int, Payload]]] = {}
         self._seen = 0
         self._in_vain = 0
 
-    def find(self, index: int, payload: Payload, sample: bytes) -> int | None:
-        """The index of an equal payload; if there is none, ``index`` is remembered for this one."""
+    def find(self, index: int, payload: Payload, kind: tuple[int, bytes]) -> int | None:
+        """The index of an equal payload of an equal array, remembered with ``index`` if there is none.
+
+        ``kind`` is the length of the array, which a tile is a part of, and a sample of the payload.
+        """
         self._seen += payload.size
-        alike = self._alike.get((payload.size, sample))
+        alike = self._alike.get((payload.size, kind))
         if alike is None:
-            self._alike[payload.size, sample] = [(index, payload)]
+            self._alike[payload.size, kind] = [(index, payload)]
             return None
         for other, known in alike:
-            if self._in_vain > max(self._seen // _IN_VAIN_SHARE, _IN_VAIN_BYTES):
+            if not self._may_compare:
                 break
-            compared = _bytes_until_different(payload, known)
-            if compared is None:
+            if self._are_equal(payload, known):
                 return other
-            self._in_vain += compared + _COMPARISON_BYTES
         alike.append((index, payload))
         return None
+
+    def are_tiles(self, payload: Payload, count: int) -> bool:
+        """Whether the ``count`` parts of one length that a payload consists of are equal."""
+        size = payload.size // count
+        if payload[size - 1] != payload[-1] or payload[0] != payload[size]:
+            return False
+        samples = payload.reshape(count, size)[:, :: size // _SAMPLES | 1]
+        if not (samples == samples[0]).all() or not self._may_compare:
+            return False
+        return self._are_equal(payload[size:], payload[:-size])
+
+    @property
+    def _may_compare(self) -> bool:
+        return self._in_vain <= max(self._seen // _IN_VAIN_SHARE, _IN_VAIN_BYTES)
+
+    def _are_equal(self, one: Payload, other: Payload) -> bool:
+        compared = _bytes_until_different(one, other)
+        if compared is not None:
+            self._in_vain += compared + _COMPARISON_BYTES
+        return compared is None
 
 
 def _bytes_until_different(one: Payload, other: Payload) -> int | None:

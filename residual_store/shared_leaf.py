@@ -27,6 +27,8 @@ type _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 class SharedLeaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The name of a leaf by its content: the xxh3-128 of its raw bytes in hexadecimal, its dtype and its shape.
 
+    Of a tiled leaf it is the tile that is shared, so it is one with a raw leaf that has the bytes of the tile.
+
     >>> SharedLeaf(digest="0" * 32, dtype="float32", shape=(2, 3)).key("exp1")
     'exp1/~shared/00000000000000000000000000000000-817b67d34d50b902'
     """
@@ -41,8 +43,8 @@ class SharedLeaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def of(cls, leaf: Leaf) -> Self:
-        """The name of a leaf that is raw or shared, and has its digest."""
-        return cls(digest=leaf.digest.hex(), dtype=leaf.dtype, shape=leaf.shape)
+        """The name of a leaf that is raw, tiled or shared, and has its digest."""
+        return cls(digest=leaf.digest.hex(), dtype=leaf.dtype, shape=leaf.tile_shape)
 
     def key(self, run: str) -> str:
         """The key of the bundle of one leaf that holds the bytes for a run."""
@@ -74,9 +76,9 @@ def shared_keys(run: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def with_shared(bundle: Bundle, held: Iterable[int]) -> Bundle:
-    """The bundle without the bytes of the raw leaves with these indices, which its run ``held`` already."""
+    """The bundle without the bytes of the large leaves with these indices, which its run ``held`` already."""
     leaves, payloads = list(bundle.manifest.leaves), list(bundle.payloads)
     for index in held:
-        leaves[index] = leaves[index].changed(encoding="shared")
+        leaves[index] = leaves[index].as_shared()
         payloads[index] = payloads[index][:0]
     return Bundle(manifest=bundle.manifest.laid_out(leaves), payloads=tuple(payloads))

@@ -50,11 +50,14 @@ def stat_of(key: str, manifest: Manifest, *, tier: Tier, arrived: float, expires
 
 
 def saved_bytes(leaves: Iterable[Leaf]) -> dict[str, int]:
-    """How many bytes less these leaves have than the arrays, by encoding."""
+    """How many bytes less these leaves have than the arrays, by encoding; of a shared tile it is both, each with its share."""
     saved: dict[str, int] = {}
     for leaf in leaves:
-        if leaf.encoding != "raw":
-            saved[leaf.encoding] = saved.get(leaf.encoding, 0) + leaf.array_nbytes - leaf.encoded_nbytes
+        own = leaf.as_own()
+        if own.encoding != "raw":
+            saved[own.encoding] = saved.get(own.encoding, 0) + own.array_nbytes - own.encoded_nbytes
+        if leaf.is_shared:
+            saved["shared"] = saved.get("shared", 0) + own.encoded_nbytes
     return saved
 
 

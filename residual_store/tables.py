@@ -96,7 +96,11 @@ def leaf_table(manifest: Manifest) -> Table:
         pad_edge=False,
     )
     for leaf in manifest.leaves:
-        note = {"raw": "", "alias": f"repeats {leaf.alias_of}"}.get(leaf.encoding, leaf.encoding)
+        note = {
+            "raw": "",
+            "alias": f"repeats {leaf.alias_of}",
+            "tiled": f"{leaf.tiles} equal shards",
+        }.get(leaf.encoding, leaf.encoding)
         dtype = leaf.dtype if leaf.key_impl is None else f"{leaf.key_impl} keys"
         shape, size = str(list(leaf.shape)), in_units(leaf.nbytes)
         table.add_row(*map(escape, [str(leaf.index), leaf.channel, leaf.path, shape, dtype, size, note]))

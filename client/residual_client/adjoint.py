@@ -21,7 +21,7 @@ from residual_client.adjoint_requests import AdjointRequests, HasStore
 from residual_client.dependence import cotangent_depends_on_primal
 from residual_client.jax_compat import TreeDef
 from residual_client.pending import PendingAdjoints
-from residual_client.simulator import Ask, Simulator, aval_of, check_floating, is_floating
+from residual_client.simulator import Ask, Simulator, aval_of, check_floating, check_real, is_floating
 from residual_store.closing import ClosedAtExit
 from residual_store.errors import InvalidOption
 
@@ -62,7 +62,7 @@ def eager_adjoint(
     ``timeout`` is how many seconds to wait for one result, None for ever.
     With ``client`` and ``key``, adjoints run wherever `serve_adjoints` serves that key, and ``adjoint`` is None.
 
-    Raises `InvalidOption` for outputs that are too many or not floating point.
+    Raises `InvalidOption` for outputs that are too many or not floating point, and for complex inputs where there is a gradient.
     What ``f`` and ``adjoint`` raise comes out of the computation as JAX reports errors of callbacks, with its message.
 
     >>> square = eager_adjoint(
@@ -144,7 +144,8 @@ class EagerAdjoint(ClosedAtExit):
         >>> float(total), float(x_bar[0])
         (2000.0, 2.0)
         """
-        cotangent_of = jax.jit(jax.grad(g))
+        # Not under jax.jit, which would keep what g captures and has changed since.
+        cotangent_of = jax.grad(g)
 
         def value_and_grad(x: Any) -> tuple[Any, Any]:
             x = tree_map(jnp.asarray, x)
@@ -170,6 +171,7 @@ class EagerAdjoint(ClosedAtExit):
         )
 
     def _forward(self, x: Any) -> Any:
+        check_real(x, "x")
         out = self._simulator.output_of(x)
         count = sum(math.prod(leaf.shape) for leaf in tree_leaves(out))
         if count > self._max_outputs:

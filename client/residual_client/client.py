@@ -55,7 +55,6 @@ class Client(ClosedAtExit):
         self.store = store
         self._staging = staging or Staging(window_bytes=store.settings.staging_bytes)
         self._programs = ProgramCache(store)
-        self._attempts = Attempts(store.settings)
         self._calls = Calls(store)
         self._attempts = Attempts(store.settings)
         self._transfers = Transfers(

@@ -94,20 +94,21 @@ def _without_value(index: int, residual: Residual) -> Leaf:
 
 
 def _encoded(residuals: Sequence[Residual], staging: Staging) -> list[Leaf]:
-    """The entries of the leaves, encoded as an offload would, those that are raw with their digests."""
+    """The entries of the leaves, encoded as an offload would, with their digests."""
     check_readable(residuals)
     values = [jax.random.key_data(one.value) if is_key(one.value) else one.value for one in residuals]
     identities = [id(residual.value) for residual in residuals]
-    encoded = encode_all(list(staging.to_host(values)), identities)
+    leaves = [leaf_of(index, residual) for index, residual in enumerate(residuals)]
+    encoded = encode_all(list(staging.to_host(values)), identities, tiles=[leaf.tiles for leaf in leaves])
     return [
-        leaf_of(index, residual).changed(
+        leaf.changed(
             encoding=one.encoding,
             alias_of=one.alias_of,
             same_array=one.same_array,
             nbytes=one.payload.nbytes,
             digest=one.digest or digest_of(one.payload),
         )
-        for index, (residual, one) in enumerate(zip(residuals, encoded, strict=True))
+        for leaf, one in zip(leaves, encoded, strict=True)
     ]
 
 
@@ -116,7 +117,7 @@ def _without_held(leaves: Sequence[Leaf], held: Held, least: int) -> list[Leaf]:
     large = [leaf for leaf in leaves if leaf.is_large(least)]
     answers = held([SharedLeaf.of(leaf) for leaf in large]) if large else ()
     known = {leaf.index for leaf, is_held in zip(large, answers, strict=True) if is_held}
-    return [leaf.changed(encoding="shared") if leaf.index in known else leaf for leaf in leaves]
+    return [leaf.as_shared() if leaf.index in known else leaf for leaf in leaves]
 
 
 def _used(vjp: Any, residuals: Sequence[Residual]) -> list[Origin]:

@@ -91,6 +91,7 @@ class ExplainedLeaf:
         if self.duplicate_of is not None:
             notes.append(f"{'is' if self.leaf.same_array else 'equals'} leaf {self.duplicate_of}")
         notes += ["already in the run: not sent again"] * self.is_shared
+        notes += [f"{self.leaf.tiles} equal shards"] * self.leaf.is_tiled
         notes += ["constant"] * self.is_constant + ["mask"] * self.is_mask
         return ", ".join(notes)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 import jax
@@ -11,9 +12,11 @@ import numpy.typing as npt
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from residual_client.jax_compat import emit_host_call, impure
+from residual_client.jax_compat import emit_host_call, impure, is_over_several_devices
 
 __all__ = ["Host", "HostFunction", "host_call"]
+
+_logger = logging.getLogger(__name__)
 
 type Host = npt.NDArray[Any]
 
@@ -77,7 +80,24 @@ def _called(*operands: Any, function: HostFunction) -> list[jax.Array]:
 
 
 def _lowered(ctx: Any, *operands: Any, function: HostFunction) -> Sequence[Any]:
-    return emit_host_call(ctx, lambda *arrays: tuple(function(*map(np.asarray, arrays))), operands)
+    called = _telling(function) if is_over_several_devices(ctx) else function
+    return emit_host_call(ctx, lambda *arrays: tuple(called(*map(np.asarray, arrays))), operands)
+
+
+def _telling(function: HostFunction) -> Callable[..., Sequence[Host]]:
+    """The function, whose failures are logged at once.
+
+    The other devices may wait for the one that has failed, and then JAX never raises: XLA ends the process, or hangs.
+    """
+
+    def called(*operands: Host) -> Sequence[Host]:
+        try:
+            return function(*operands)
+        except Exception as error:
+            _logger.error("%s: %s", type(error).__name__, error)
+            raise
+
+    return called
 
 
 impure(_host_call_p, _results)

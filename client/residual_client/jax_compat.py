@@ -45,6 +45,7 @@ __all__ = [
     "inputs_read",
     "is_fresh",
     "is_literal",
+    "is_over_several_devices",
     "is_ref",
     "is_sentinel",
     "is_vjp",
@@ -265,6 +266,13 @@ def impure(primitive: Primitive, results: Callable[..., Sequence[Any]]) -> None:
     """
     both = {_callback._IOEffect, ResidualEffect()}
     primitive.def_effectful_abstract_eval(lambda *operands, **params: (results(*operands, **params), both))
+
+
+def is_over_several_devices(ctx: Any) -> bool:
+    """Whether the program that is being lowered runs on more than one device."""
+    axes = ctx.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    return bool((getattr(axes, "num_devices", None) or 1 if mesh is None else mesh.size) > 1)
 
 
 def emit_host_call(

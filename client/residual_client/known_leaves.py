@@ -154,4 +154,4 @@ class KnownLeaves:
 
 
 def _sample(leaf: Leaf, payload: Payload) -> tuple[object, ...]:
-    return leaf.dtype, leaf.shape, sample_of(payload)
+    return leaf.dtype, leaf.tile_shape, sample_of(payload)

@@ -16,6 +16,7 @@ from jax.tree_util import keystr, tree_flatten, tree_leaves, tree_leaves_with_pa
 from residual_client.depot import Depot, Fetch, Stow
 from residual_client.host_call import host_call
 from residual_client.jax_compat import TreeDef, is_ref
+from residual_client.mapped_together import mapped_together
 from residual_client.residual_plan import Plan
 from residual_client.trees import children_of
 from residual_store.errors import LeafUnavailable
@@ -39,6 +40,7 @@ def differentiable(
         moving = [position for position in range(len(args)) if position not in static]
         primals = tuple(args[position] for position in moving)
 
+        @functools.wraps(fun)  # JAX's errors then name the function.
         def whole(primals: Any, kwargs: Any) -> Any:
             given = dict(enumerate(args)) | dict(zip(moving, primals, strict=True))
             return fun(*given.values(), **kwargs)
@@ -51,7 +53,8 @@ def differentiable(
         flags = [_flags(entries[position], tree_structure(args[position])) for position in moving]
         kept = [[saveable_args is not False] * len(tree_leaves(kwargs)), [False] * len(captured)]
         call = _Call(
-            traced=traced,
+            # Without the captured values, because JAX keeps the call for as long as its caches.
+            program=traced.replace(consts=[]),
             out_tree=tree_structure(shape),
             function=getattr(fun, "__qualname__", repr(fun)),
             saveable=list(chain(*flags, *kept)),
@@ -114,7 +117,7 @@ def _flags(saveable: Any, tree: TreeDef) -> list[bool]:
 class _Call:
     """One call of a function, traced for the shapes of its arguments; its operands are arguments and captured values."""
 
-    traced: Any
+    program: Any
     out_tree: TreeDef
     function: str
     saveable: list[bool]
@@ -131,20 +134,25 @@ class _Call:
 
     def primal(self, args: Any, kwargs: Any, captured: Any) -> Any:
         """The function itself, which stores nothing."""
-        outputs = jaxpr_as_fun(self.traced.replace(consts=captured))(*tree_leaves((args, kwargs)))
-        return self.out_tree.unflatten(outputs)
+        outputs = jaxpr_as_fun(self.program)(*captured, *tree_leaves((args, kwargs)))
+        return self._returned(outputs, (args, kwargs, captured))
+
+    def _returned(self, outputs: Sequence[Any], operands: Any) -> Any:
+        together = mapped_together([*outputs, *tree_leaves(operands)])
+        return self.out_tree.unflatten(together[: len(outputs)])
 
     def forward(self, args: Any, kwargs: Any, captured: Any) -> tuple[Any, Any]:
         """The outputs, and what the backward needs: a ticket for what is stored, and the operands that it reads."""
         if self.plan is None:
             program, (_, vjp) = jax.make_jaxpr(self._vjp, return_shape=True)(args, kwargs, captured)
             self.plan = Plan.of(program, vjp, saveable=self.saveable, longest_path=self.longest_path)
-        outputs, carried, leaving = self.plan.run(tree_leaves((args, kwargs, captured)))
+        operands = tree_leaves((args, kwargs, captured))
+        outputs, carried, leaving = self.plan.run(operands)
         ticket = None
         if leaving:
             (ticket,) = host_call(Stow(self.depot, self.plan.places, self.function), *leaving)
             outputs, ticket = _tied(outputs, _varying(ticket))
-        return self.out_tree.unflatten(outputs), (ticket, carried)
+        return self._returned(outputs, operands), (ticket, carried)
 
     def backward(self, residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         """The gradients of the operands."""

@@ -42,6 +42,7 @@ _MOVES = {
     "copy_p",
     "expand_dims",
     "optimization_barrier",
+    "pvary",
     "reduce_precision",
     "reshape",
     "sharding_constraint",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from residual_client.jax_compat import key_impl, with_weak_type
+from residual_client.transfer import check_precision
 from residual_store.errors import LeafUnavailable
 
 __all__ = ["Passage"]
@@ -30,12 +31,17 @@ class Passage:
 
     @classmethod
     def of(cls, aval: Any, path: str) -> Passage:
-        """The passage of arrays with this abstract value; raises `LeafUnavailable`, which names ``path``."""
+        """The passage of arrays with this abstract value; raises errors that name ``path``.
+
+        `LeafUnavailable` for a dtype that no host function can take, and `PrecisionMismatch` for one of 64 bits where
+        JAX has these off.
+        """
         if str(aval.dtype) in _UNKNOWN_TO_XLA:
             raise LeafUnavailable(
                 f"{path} is {aval.dtype}, which XLA hands to no host function; keep it in another dtype",
                 leaf=path,
             )
+        check_precision([(path, str(aval.dtype))])
         host = jax.eval_shape(_out, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         return cls(aval, host)
 
@@ -44,7 +50,8 @@ class Passage:
         return _out(array)
 
     def back(self, host: jax.Array) -> Any:
-        """The array as it was, of the same weak type, sharding and variation over a mesh."""
+        """The array as it was, of the same weak type, sharding and variation over a mesh; raises `PrecisionMismatch`."""
+        check_precision([("a residual", str(self.host.dtype))])
         array = host
         if jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key):
             array = jax.random.wrap_key_data(host, impl=key_impl(self.aval.dtype))

@@ -12,7 +12,7 @@ from residual_client.handle import Handle
 from residual_client.motion import Motion
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
-from residual_store.errors import ResidualStoreError, TransferStalled
+from residual_store.errors import TransferStalled
 
 __all__ = ["Prefetch"]
 
@@ -79,7 +79,7 @@ class Prefetch:
         bundle = None
         try:
             bundle = self._get(key)
-        except ResidualStoreError as error:
+        except Exception as error:  # noqa: BLE001 - such as no memory
             # The restore asks again, and raises what then comes in the way.
             _logger.debug("%r was not prefetched: %s", key, error)
         with self._motion.changed:

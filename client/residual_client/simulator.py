@@ -22,7 +22,16 @@ from residual_client.jax_compat import TreeDef
 from residual_client.pending import Pending, PendingAdjoints
 from residual_store.errors import InvalidOption
 
-__all__ = ["Ask", "Simulator", "aval_of", "check_floating", "is_floating", "matching_leaves", "name_of"]
+__all__ = [
+    "Ask",
+    "Simulator",
+    "aval_of",
+    "check_floating",
+    "check_real",
+    "is_floating",
+    "matching_leaves",
+    "name_of",
+]
 
 type Host = npt.NDArray[np.generic]
 type Ask = Callable[[Any, Any], Pending]
@@ -53,6 +62,13 @@ def check_floating(tree: Any, what: str) -> None:
                 f"{what}{keystr(path)} is {leaf.dtype} and has no gradient; "
                 "only real floating-point arrays have one, a complex one as two of them"
             )
+
+
+def check_real(tree: Any, what: str) -> None:
+    """Raise `InvalidOption`, which names the leaf, for a complex one, whose gradient would be left out."""
+    for path, leaf in tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, np.complexfloating):
+            check_floating(leaf, what + keystr(path))
 
 
 class Simulator:

@@ -31,6 +31,9 @@ from residual_store.store import Store
 
 __all__ = ["Transfers"]
 
+_UPLOAD_BYTES, _LEAF_BYTES = 8 << 10, 1 << 10
+"""Memory of an upload besides the bytes of its leaves, as measured: for itself, and for each leaf."""
+
 
 class Transfers:
     """Uploads, prefetch and all other ways to the store of one client, within the limits of the store's settings."""
@@ -97,7 +100,9 @@ class Transfers:
         progress: Progress | None,
     ) -> Upload:
         """Take the bytes of residuals that have been checked, and have them stored."""
-        nbytes, places = holding.nbytes, holding.places
+        # What waits has a manifest too, which small leaves must not hide.
+        nbytes = max(holding.nbytes, _UPLOAD_BYTES + _LEAF_BYTES * len(manifest.leaves))
+        places = holding.places
         with self._uploads.room(terms.key, nbytes):
             snapshot = take_snapshot(holding.arrays, self._staging, self._pool)
             draft = Draft(manifest=manifest, snapshot=snapshot, places=places, program=program, terms=terms)

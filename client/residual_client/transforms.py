@@ -56,6 +56,7 @@ def offloaded(
 
     It works inside of `jax.jit`, `jax.grad`, `jax.lax.scan`, `jax.vmap`, `jax.lax.cond` and `jax.shard_map`, and around
     `jax.checkpoint`.
+    Under `jax.vmap` all outputs have a batch axis as soon as one argument has.
     A call that is not differentiated stores nothing, and a backward deletes what it has read.
     ``saveable_args`` is that of `jax.vjp`: what it marks False, such as weights, stays on the device, and so do
     values that ``fun`` closes over.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from residual_client.motion import Motion
@@ -110,17 +112,21 @@ class Upload:
     def close_progress(self) -> None:
         """Tell a progress bar that there will be no more."""
         progress, self._progress = self._progress, None
-        close = getattr(progress, "close", None)
-        if close is not None:
-            close()
+        with self._no_harm():
+            getattr(progress, "close", lambda: None)()
 
     def _note(self, moved: int) -> None:
         self._moved, self._moved_at = moved, time.monotonic()
         self._motion.at = self._moved_at
-        if self._progress is None:
-            return
+        if self._progress is not None:
+            with self._no_harm():
+                self._progress(moved, self._total)
+
+    @contextlib.contextmanager
+    def _no_harm(self) -> Iterator[None]:
+        """Let no error of a progress callback reach the transfer."""
         try:
-            self._progress(moved, self._total)
+            yield
         except Exception:
             self._progress = None
             _logger.exception("the progress callback of %r failed and is called no more", self.key)
@@ -171,14 +177,23 @@ def _outcome(encode: Callable[[], Bundle]) -> Bundle | BaseException:
 
 
 def _about(key: str, error: BaseException) -> BaseException:
-    """The same error, which says which bundle was not stored."""
+    """The same error, which says which bundle was not stored, and does not hold its bytes."""
+    _clear_frames(error)
     if isinstance(error, ResidualStoreError):
         fields = {**error.fields, "key": key}
         detail = error.detail if repr(key) in error.detail else f"{key!r} is not stored: {error.detail}"
-        error = type(error)(detail, **fields).with_traceback(error.__traceback__)
-    else:
-        error.add_note(f"{key!r} is not stored")
+        told = type(error)(detail, **fields).with_traceback(error.__traceback__)
+        told.__cause__ = error.__cause__
+        return told
+    error.add_note(f"{key!r} is not stored")
     return error
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what was at work when an error and its causes came up."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def again(error: BaseException) -> BaseException:

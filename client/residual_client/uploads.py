@@ -15,7 +15,7 @@ from residual_client.motion import Motion
 from residual_client.room import Room
 from residual_client.upload import State, Upload, again
 from residual_client.workers import Workers
-from residual_store.errors import NotFound, ResidualStoreError, TransferStalled
+from residual_store.errors import NotFound, TransferStalled
 from residual_store.store import Receipt
 
 __all__ = ["Uploads"]
@@ -57,6 +57,8 @@ class Uploads:
         self._farewell = farewell
         self._pending: dict[str, list[Upload]] = {}
         self._failed: dict[str, Upload] = {}
+        # Failed ones whose key was taken for another: only flush and close tell of them.
+        self._superseded: list[Upload] = []
         self._deleting: list[str] = []
         # Handles die at any moment, in any thread, so what they leave is only noted, and taken in at the next call.
         self._dead: deque[Upload] = deque()
@@ -81,7 +83,7 @@ class Uploads:
         with self._lock:
             before = _Before(tuple(self._pending.get(upload.key, ())), tuple(self._deleting))
             self._pending.setdefault(upload.key, []).append(upload)
-            self._failed.pop(upload.key, None)
+            self._supersede(upload.key)
             self._farewell.expect(upload)
         self._workers.submit(partial(self._run, upload, before))
 
@@ -120,11 +122,20 @@ class Uploads:
         if not self._pending[upload.key]:
             del self._pending[upload.key]
         if state == "failed" and not upload.is_doomed:
+            self._supersede(upload.key)
             self._failed[upload.key] = upload
         else:
             self._farewell.release(upload)
         upload.end(state, receipt=receipt, error=error)
         self._room.give(upload.nbytes)
+
+    def _supersede(self, key: str) -> None:
+        """Let the failed upload of a key be that no more, but be told of; with the lock held."""
+        failed = self._failed.pop(key, None)
+        if failed is not None and failed.is_told:
+            self._farewell.release(failed)
+        elif failed is not None:
+            self._superseded.append(failed)
 
     # Letting go
 
@@ -155,8 +166,8 @@ class Uploads:
             self._delete(key)
         except NotFound:
             pass
-        except ResidualStoreError as error:
-            _logger.warning("%r is not deleted, and stays until its lease ends: %s", key, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the deletion go on
+            _logger.warning("%r is not deleted, and stays until its lease ends: %r", key, error)
         with self._lock:
             self._deleting.remove(key)
             self._motion.tell()
@@ -191,7 +202,8 @@ class Uploads:
         with self._lock:
             self._forget_dead()
             self._wait_for_all()
-            failed = self._told(list(self._failed.values()))
+            failed = self._told([*self._superseded, *self._failed.values()])
+            self._superseded.clear()
         _raise(failed)
 
     def finish(self) -> None:
@@ -202,7 +214,8 @@ class Uploads:
                 if upload.state == "queued" and not upload.named:
                     self._leave(upload, "withdrawn")
             self._wait_for_all()
-            failed = self._told([upload for upload in self._failed.values() if not upload.is_told])
+            every = [*self._superseded, *self._failed.values()]
+            failed = self._told([upload for upload in every if not upload.is_told])
         _raise(failed)
 
     def _wait_for_all(self) -> None:
@@ -222,7 +235,8 @@ class Uploads:
     def _told(self, failed: list[Upload]) -> list[Upload]:
         """The same uploads, which nobody needs to be told of any more; with the lock held."""
         for upload in failed:
-            self._failed.pop(upload.key, None)
+            if self._failed.get(upload.key) is upload:
+                del self._failed[upload.key]
             self._farewell.release(upload)
             upload.is_told = True
         return failed

@@ -13,11 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import numpy as np
-import numpy.typing as npt
-
 from residual_store.bundle import Bundle, Payload
-from residual_store.encoding import decode
 from residual_store.engine.backlog import Backlog
 from residual_store.engine.database import Database
 from residual_store.engine.generations import Generations
@@ -135,16 +131,17 @@ class DurableTier:
         index: int,
         allocate: Callable[[int], Payload],
         shared: Callable[[Leaf], Payload],
-    ) -> npt.NDArray[np.generic]:
-        """One leaf, verified, without reading the other large ones; ``shared`` reads one that is not in the bundle."""
+    ) -> tuple[Manifest, Payload]:
+        """The manifest, and the verified bytes of one leaf, or of that which it repeats.
 
-        def read(database: Database, record: Record) -> npt.NDArray[np.generic]:
+        The other large ones are not read; ``shared`` reads one that is not in the bundle.
+        """
+
+        def read(database: Database, record: Record) -> tuple[Manifest, Payload]:
             source = record.manifest.source(index)
             if source.is_shared:
-                payload = shared(source)
-            else:
-                payload = database.read_leaf(record, source, allocate(source.nbytes))
-            return decode(source, payload, as_leaf=record.manifest.leaves[index])
+                return record.manifest, shared(source)
+            return record.manifest, database.read_leaf(record, source, allocate(source.nbytes))
 
         return self._read(key, read)
 
@@ -174,10 +171,17 @@ class DurableTier:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a bundle; the files go first, so that a full disk has room for the index to say so."""
+        """Remove a bundle, but not what another process is writing there; files first, so that a full disk has room for the index."""
         with self._noting.of(key):
+            known = self.index.get(key)
             for generation in self._generations.of(key):
-                self._generations.remove(key, generation)
+                is_committed = known is not None and known.generation == generation
+                if (
+                    is_committed
+                    or self._generations.is_abandoned(generation)
+                    or not self._is_begun(key, generation)
+                ):
+                    self._generations.remove(key, generation)
             self.refreshed(key)
 
     # Shared leaves
@@ -256,15 +260,17 @@ class DurableTier:
         for generation in self._generations.of(key):
             if newest is not None and generation == newest.generation:
                 continue
-            with self._database(key, generation) as database:
-                is_begun = database.is_begun()
-            if is_begun:
+            if self._is_begun(key, generation):
                 removable = self._generations.is_abandoned(generation)
             else:
                 removable = newest is not None and generation < newest.generation
             if removable:
                 self._generations.remove(key, generation)
         return newest
+
+    def _is_begun(self, key: str, generation: str) -> bool:
+        with self._database(key, generation) as database:
+            return database.is_begun()
 
     def _database(self, key: str, generation: str) -> Database:
         folder = self._generations.folder(key, generation)

@@ -21,7 +21,7 @@ class LargeLeaf:
 
     @classmethod
     def all_of(cls, key: str, manifest: Manifest, least: int) -> tuple[LargeLeaf, ...]:
-        """Those of one bundle: all that are shared, and the raw ones of ``least`` bytes or more."""
+        """Those of one bundle: all that are shared, and the raw and tiled ones of ``least`` bytes or more."""
         if is_shared_key(key):
             return ()
         return tuple(

@@ -121,9 +121,11 @@ class Parts:
 
     def _done(self, key: str, whole: Manifest, if_exists: IfExists) -> Receipt | None:
         """The receipt of a part whose bundle is there already; raises `AlreadyExists` for another bundle."""
-        if self._is_there(key, whole):
-            stat, found = self._store.stat(key), self._store.manifest(key)
-            return self._told(receipt_of(stat, found, existed=True, has_program=False, seconds={}), whole)
+        # It may be deleted at any moment, and then this part waits for the others anew.
+        with contextlib.suppress(NotFound):
+            if self._is_there(key, whole):
+                stat, found = self._store.stat(key), self._store.manifest(key)
+                return self._told(receipt_of(stat, found, existed=True, has_program=False, seconds={}), whole)
         if if_exists == "error":
             with contextlib.suppress(NotFound):
                 self._store.stat(key)

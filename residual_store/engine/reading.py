@@ -84,6 +84,14 @@ class Reading:
 
     def leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         """One leaf as a host array; raises `NotFound` if the bundle has no such leaf."""
+        manifest, payload = self._leaf(key, index)
+        return decode(manifest.source(index), payload, as_leaf=manifest.leaves[index])
+
+    def payload(self, key: str, index: int) -> Payload:
+        """The bytes of one leaf as they are stored; raises as `leaf` does."""
+        return self._leaf(key, index)[1]
+
+    def _leaf(self, key: str, index: int) -> tuple[Manifest, Payload]:
         stat = self.stat(key)
         if not 0 <= index < stat.leaves:
             raise NotFound(
@@ -92,10 +100,8 @@ class Reading:
         bundle = self._host.get(key, stat.digest)
         if bundle is not None:
             source = bundle.manifest.source(index)
-            if source.is_shared:
-                payload = self._shared(key, source).payloads[0]
-                return decode(source, payload, as_leaf=bundle.manifest.leaves[index])
-            return bundle.array(index)
+            own = bundle.payloads[source.index]
+            return bundle.manifest, self._shared(key, source).payloads[0] if source.is_shared else own
         return self._of_durable(
             key,
             lambda durable: durable.read_leaf(

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from residual_store.bundle import Bundle, Payload
 from residual_store.copier import Copier
 from residual_store.engine.host import HostTier, check_held
@@ -121,8 +119,4 @@ class Sharing:
         yield lambda: self._reading.shared(shared_key).payloads[0]
         for index in [self._host.index, *([self._on_disk.index] if self._on_disk is not None else [])]:
             for key, number in index.holders(shared_key):
-                yield lambda key=key, number=number: _bytes_of(self._reading.leaf(key, number))  # type: ignore[misc]
-
-
-def _bytes_of(array: np.ndarray) -> Payload:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                yield lambda key=key, number=number: self._reading.payload(key, number)  # type: ignore[misc]

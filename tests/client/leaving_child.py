@@ -1,7 +1,8 @@
-"""A process that ends, or forks, with an upload on its way: ``python -m ... URL named|scratch|forked``."""
+"""A process that ends, or forks, with an upload on its way: ``python -m ... URL named|scratch|forked|last``."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -22,6 +23,11 @@ def main() -> None:
     print(handle.state, flush=True)
     if way == "forked":
         _fork(client, handle, y)
+    if way == "last":
+        # By then Python has ended its pools of threads.
+        handle.wait()
+        _, large = jax.jit(lambda x: jax.vjp(jnp.sin, x))(jnp.arange(5 << 20, dtype=jnp.float32))
+        atexit.register(lambda: print(client.offload(large, "leaving/b").wait().key))
 
 
 def _fork(client: rc.Client, handle: rc.Handle, y: jax.Array) -> None:

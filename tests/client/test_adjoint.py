@@ -250,6 +250,17 @@ def test_what_would_cost_too_many_adjoints_is_refused() -> None:
         simulation(1.0)
 
 
+def test_a_gradient_in_a_complex_input_is_refused() -> None:
+    """The value can be had, and a gradient that would leave the complex leaf out cannot."""
+    x = {"real": jnp.ones(2), "wave": jnp.ones(2) * 1j}
+    with rc.eager_adjoint(
+        lambda x: np.abs(x["wave"]).sum(), lambda x, y_bar: x, result_shape_dtypes=_SCALAR
+    ) as simulation:
+        assert simulation(x) == 2
+        with pytest.raises(rc.errors.InvalidOption, match=r"x\['wave'\] is complex64"):
+            jax.grad(simulation)(x)
+
+
 # The cotangent that is known before the primal
 
 _WEIGHTS = jnp.arange(3.0)
@@ -308,3 +319,13 @@ def test_value_and_grad_runs_one_adjoint_with_the_real_cotangent(wrap: Callable[
     ) as sine:
         found = wrap(sine.value_and_grad(lambda y: (y**2).sum()))(x)
     _assert_close(found, jax.value_and_grad(lambda x: (jnp.sin(x) ** 2).sum())(x))
+
+
+def test_value_and_grad_sees_what_the_function_captures_at_the_call() -> None:
+    """A captured value that has changed since the last call counts in the gradient as in the value."""
+    scale = [2.0]
+    with rc.eager_adjoint(lambda x: 3 * x, lambda x, y_bar: 3 * y_bar, result_shape_dtypes=_SCALAR) as triple:
+        value_and_grad = triple.value_and_grad(lambda y: scale[0] * y)
+        assert [float(one) for one in value_and_grad(1.0)] == [6, 6]
+        scale[0] = 5.0
+        assert [float(one) for one in value_and_grad(1.0)] == [15, 15]

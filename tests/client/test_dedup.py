@@ -86,6 +86,39 @@ def test_explain_says_what_the_run_holds_already(any_client: rc.Client) -> None:
     assert receipt.saved_bytes["shared"] == WEIGHT_BYTES["captured"]
 
 
+def test_explain_says_that_shards_are_equal(any_client: rc.Client) -> None:
+    """Weights captured below shard_map are sent once, and not again when the run holds them, as the receipt then says."""
+    forward = jax.jit(forward_of("shard_map"))
+    _, f_vjp = forward(microbatch(0))
+    weights = WEIGHT_BYTES["shard_map"]
+    explanation = any_client.explain(f_vjp, run="test")
+    assert explanation.saved_bytes["tiled"] == weights
+    assert sum(one.note.endswith("2 equal shards") for one in explanation.leaves) == 2
+    receipt = any_client.offload(f_vjp, "test/0").wait()
+    assert (explanation.sent, explanation.saved_bytes) == (receipt.nbytes, receipt.saved_bytes)
+    explanation = any_client.explain(forward(microbatch(1))[1], run="test")
+    assert (explanation.saved_bytes["tiled"], explanation.saved_bytes["shared"]) == (weights, weights)
+    assert explanation.sent == receipt.nbytes - weights
+    notes = [one.note for one in explanation.leaves if one.is_shared]
+    assert len(notes) == 2
+    assert all("already in the run: not sent again, 2 equal shards" in note for note in notes)
+
+
+def test_one_device_and_several_share_their_weights(any_client: rc.Client) -> None:
+    """A weight that one device saves whole and two devices as equal shards is sent once for both, in either order."""
+    models = [jax.jit(forward_of(name)) for name in ("captured", "shard_map")]
+    for run, order in (("test/a", models), ("other/a", models[::-1])):
+        outcomes = [forward(microbatch(number)) for number, forward in enumerate(order)]
+        handles = []
+        for number, (_, f_vjp) in enumerate(outcomes):
+            handles.append(any_client.offload(f_vjp, f"{run}/{number}"))
+            saved = handles[-1].wait().saved_bytes
+            assert saved.get("shared", 0) == number * WEIGHT_BYTES["captured"]
+        for handle, (y, f_vjp) in zip(handles, outcomes, strict=True):
+            assert bits_of(any_client.restore(handle)(y)) == bits_of(f_vjp(y))
+    any_client.store.delete_prefix("other/")
+
+
 @pytest.mark.parametrize("kind", ["http", "file"])
 def test_another_process_does_not_send_them_again(
     kind: str, tmp_path: Path, memory_server: Any, request: pytest.FixtureRequest

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import residual_client as rc
 from tests.cases import CASES
@@ -85,6 +87,20 @@ def test_with_the_forward_it_says_what_made_a_leaf(client: rc.Client, is_abstrac
     assert explanation.is_abstract is is_abstract
     assert any(one.is_constant for one in explanation.leaves) is not is_abstract
     assert any(text.startswith("pass leaf") for text in explanation.advice)
+
+
+def test_a_weight_under_shard_map_is_a_copy_of_its_argument(client: rc.Client) -> None:
+    """Each device has a copy of a weight that is not split, and the explanation names the argument."""
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+    layer = jax.shard_map(lambda w, x: jnp.sin(x @ w), mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))
+
+    def forward(w: Any, x: Any) -> Any:
+        return jax.vjp(layer, w, x)
+
+    w = _values(16, 8)
+    explanation = client.explain(forward(w, _X)[1], forward=forward, args=(w, _X))
+    copies = [one for one in explanation.leaves if one.origin.kind == "copy"]
+    assert [one.where for one in copies] == ["a copy of args[0]"]
 
 
 def test_a_weight_that_an_argument_could_be_is_not_taken_for_captured(client: rc.Client) -> None:

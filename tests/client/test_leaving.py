@@ -37,6 +37,15 @@ def test_a_named_bundle_is_stored_before_the_program_ends(disk_server: Server, t
             assert client.store.stat("leaving/a").durability == "disk"
 
 
+def test_a_large_bundle_is_stored_while_the_program_ends(memory_server: Server) -> None:
+    """Python has ended its pools of threads by then, so one thread copies what two copy else."""
+    child = _leave(memory_server.url, "last")
+    assert child.stdout.split()[1:] == ["leaving/b"], child.stderr
+    with rc.connect(memory_server.url) as client:
+        assert client.store.stat("leaving/b").nbytes >= 20 << 20
+        client.store.delete_prefix("leaving/")
+
+
 def test_a_named_bundle_that_cannot_be_stored_is_named() -> None:
     """No server: the reason. A server that never answers: after the limit, how far it was. The program ends in any case."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

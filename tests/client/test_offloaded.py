@@ -62,7 +62,7 @@ def assert_equal(one: Any, other: Any) -> None:
     assert tree_structure(one) == tree_structure(other)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(np.max(np.abs(b))))
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * float(np.max(np.abs(b), initial=0)))
 
 
 def left_in(client: rc.Client) -> int:
@@ -175,6 +175,46 @@ def test_one_function_differentiated_in_different_arguments(off: Function) -> No
     plain = jax.vjp(layer, W, x)[1](y)
     assert_equal(in_both(y), plain)
     assert_equal((*in_weights(y), *in_values(y)), plain)
+
+
+def _half_mapped(f: Function) -> Function:
+    """A layer whose second output does not depend on what is mapped, in a scan over both of its outputs."""
+
+    def pair(a: Any, b: Any) -> Any:
+        return jnp.sin(a) * b, jnp.cos(b)
+
+    def loss(a: Any, b: Any) -> Any:
+        one, other = jax.vmap(f(pair), (0, None))(a, b)
+        again = jax.vmap(lambda a: jax.lax.scan(lambda c, _: (f(pair)(*c), None), (a, b), None, length=3)[0])
+        return sum(jnp.sum(part**2) for part in (one, other, *again(a)))
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))
+
+
+def test_an_output_that_vmap_does_not_map_counts_once_for_each_of_its_copies(client: rc.Client) -> None:
+    """An argument that only one of several outputs takes from a batch has the gradient of the plain function."""
+    assert_equal(
+        _half_mapped(client.offloaded)(jnp.arange(4.0), jnp.float32(0.3)),
+        _half_mapped(lambda f: f)(jnp.arange(4.0), jnp.float32(0.3)),
+    )
+    assert left_in(client) == 0
+
+
+def test_an_empty_batch_stores_nothing(off: Function, client: rc.Client) -> None:
+    """Over a batch of no element the gradient is that of the plain function, eagerly too."""
+    for wrap in (jax.jit, lambda f: f):
+        assert_equal(wrap(gradient(mapped(off)))(W, x[:0]), wrap(gradient(mapped(layer)))(W, x[:0]))
+    assert left_in(client) == 0
+
+
+def test_nothing_of_an_outer_trace_is_kept(client: rc.Client) -> None:
+    """JAX's own check of leaked tracers finds none in a function that closes over what is being differentiated."""
+
+    def loss(scale: Any) -> Any:
+        return jnp.sum(client.offloaded(lambda x: jnp.sin(x * scale))(x))
+
+    with jax.checking_leaks():
+        jax.jit(jax.grad(loss))(2.0)
 
 
 # Memory and bundles
@@ -325,11 +365,31 @@ def test_what_no_host_call_can_carry_is_refused(client: rc.Client, off: Function
         jax.jit(mapped(gradient(chosen(off))))(W, x)
 
 
+def test_a_backward_that_would_cut_its_residuals_to_32_bits_is_refused(client: rc.Client) -> None:
+    """Where 64-bit types are on in the forward and off in the backward, the error says so."""
+    for wrap in (jax.jit, lambda f: f):
+        with jax.enable_x64(True):
+            y, backward = wrap(lambda x: jax.vjp(client.offloaded(jnp.sin), x))(np.ones(3))
+        with pytest.raises(rc.errors.PrecisionMismatch, match="float64, and jax_enable_x64 is off"):
+            backward(y)
+
+
 @pytest.mark.parametrize("saveable", [(True,), (True, (True, False))])
 def test_flags_that_do_not_fit_the_arguments_are_refused(saveable: Any, client: rc.Client) -> None:
     """Flags for another number of arguments, or for parts of an argument that has none."""
     with pytest.raises(TypeError, match="saveable_args"):
         client.offloaded(layer, saveable_args=saveable)(W, x)
+
+
+def test_a_branch_on_a_value_names_the_function(client: rc.Client) -> None:
+    """An argument that should be static is refused by JAX, which says in which function of the caller."""
+
+    def branching(x: Any, train: Any) -> Any:
+        return jnp.sin(x) if train else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"branching at .*test_offloaded\.py"):
+        client.offloaded(branching)(x, True)
+    assert_equal(client.offloaded(branching, static_argnums=-1)(x, True), jnp.sin(x))
 
 
 def test_a_full_store_is_named_in_the_error() -> None:
@@ -340,6 +400,23 @@ def test_a_full_store_is_named_in_the_error() -> None:
             jax.block_until_ready(step(W, jnp.ones((4096, 8))))
         jax.block_until_ready(step(W, x))
         assert left_in(client) == 0
+
+
+def test_a_failure_on_one_of_several_devices_is_logged(
+    sharded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it, because XLA ends the process instead of raising if the other devices wait for that one."""
+    mesh, weights, _ = sharded
+    rows = jax.random.normal(jax.random.key(0), (4096, 8))
+    with rc.connect("memory://", settings=rc.Settings(host_bytes=64 << 10)) as client:
+        stored = client.offloaded(layer)
+        specs = {"in_specs": (P(), P("i")), "out_specs": P("i")}
+        step = jax.jit(jax.shard_map(lambda *args: jax.vjp(stored, *args)[0], mesh=mesh, **specs))
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(step(weights, rows))
+        # JAX keeps the failure of a device until its next step, and would raise it at the end of the program.
+        jax.block_until_ready(step(weights, rows[:8]))
+        assert re.search(r"StoreFull: 'scratch/\w+/offloaded/\d+' of layer", caplog.text)
 
 
 def test_a_server_that_is_gone_is_named_in_the_error() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 import residual_client as rc
-from residual_store import Settings, open_store
+from residual_store import Bundle, Receipt, Settings, open_store
 from residual_store.errors import (
     AlreadyExists,
     Busy,
@@ -195,6 +197,15 @@ def test_a_full_client_raises_or_waits_as_it_was_told() -> None:
         waiting.join(30)
 
 
+def test_bundles_without_bytes_fill_a_client_too() -> None:
+    """Each that waits holds a manifest, so a client whose store stands still does not take them for ever."""
+    _, empty = jax.jit(lambda x: jax.vjp(jnp.sin, x))(jnp.zeros(0))
+    with _gated(max_inflight_bytes=100 * KIB, when_full="raise") as (client, _):
+        handles = [client.offload(empty) for _ in range(10)]
+        with pytest.raises(Busy, match="max_inflight_bytes"):
+            handles += map(client.offload, [empty] * 10)
+
+
 def test_a_producer_that_is_faster_than_its_store_holds_no_more_than_the_limit(memory_server: Server) -> None:
     """Thirty steps of 8 MiB through 32 MiB: the memory of the process stays flat, although nothing waits for a handle."""
     scale = jax.jit(lambda x: jax.vjp(lambda x: x * x, x)[1])
@@ -269,6 +280,41 @@ def test_a_server_that_dies_during_an_upload_is_told_where_it_matters() -> None:
             client.flush()
 
 
+@pytest.mark.parametrize("error", [Unreachable, OSError])
+def test_a_failed_upload_holds_no_bytes(error: type[Exception]) -> None:
+    """Nobody was told of it yet and its handle lives, so a producer that goes on while a server is down would grow for ever."""
+    bundles: list[weakref.ref[Bundle]] = []
+
+    class Down(Gated):
+        def put(self, key: str, bundle: Bundle, **terms: Any) -> Receipt:
+            bundles.append(weakref.ref(bundle))
+            try:
+                raise OSError("down")
+            except OSError as cause:
+                raise error("down") from cause
+
+    with rc.Client(Down(open_store("memory://"))) as client:  # type: ignore[arg-type]
+        handle = client.offload(_vjp(), "run/a")
+        until(lambda: handle.state == "failed")
+        gc.collect()
+        assert [bundle() for bundle in bundles] == [None]
+        with pytest.raises(error, match="down"):
+            client.flush()
+
+
+def test_a_failure_is_told_although_its_key_was_used_again() -> None:
+    """What comes later under the key is stored, and flush says once that what came before it was not."""
+    with rc.connect("memory://") as client:
+        client.offload(_vjp(), "run/a").wait()
+        failed = [client.offload(_vjp(step), "run/a") for step in (1, 2)]
+        until(lambda: all(handle.state == "failed" for handle in failed))
+        client.offload(_vjp(3), "run/a", if_exists="replace")
+        assert _gradient(client.restore("run/a")) == _gradient(_vjp(3))
+        with pytest.raises(AlreadyExists, match="'run/a'"):
+            client.flush()
+        client.flush()
+
+
 def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
     """And only that: who was told of a failure by its handle can go on."""
     with rc.connect("memory://") as client:
@@ -308,6 +354,37 @@ def test_progress_goes_from_nothing_to_all(memory_server: Server, mapped_bytes: 
         assert len(told) > 4
         assert told == sorted(told)
         assert client.offload(big, progress=lambda done, total: 1 / 0).wait().nbytes == nbytes
+
+
+def test_a_thread_outlives_what_comes_in_its_way() -> None:
+    """A progress bar that cannot be closed, a deletion and a prefetch without memory: what comes after them is done."""
+
+    class Bar:
+        def __call__(self, done: int, total: int) -> None: ...
+
+        def close(self) -> None:
+            raise ValueError("no terminal")
+
+    class Short(Gated):
+        def get(self, key: str, **options: Any) -> Bundle:
+            self.got.append(key)
+            if len(self.got) == 1:
+                raise MemoryError
+            return self._store.get(key, **options)
+
+        def delete(self, key: str) -> None:
+            raise MemoryError
+
+    settings = Settings(transfer_threads=1, stall_seconds=5)
+    store = Short(open_store("memory://", settings=settings))
+    store.open()
+    with rc.Client(store) as client:  # type: ignore[arg-type]
+        client.offload(_vjp(), progress=Bar()).wait()
+        handle = client.offload(_vjp(1), "run/a")
+        client.flush()
+        client.prefetch([handle])
+        until(lambda: store.got)
+        assert _gradient(client.restore(handle)) == _gradient(_vjp(1))
 
 
 # Prefetch

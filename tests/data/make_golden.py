@@ -134,6 +134,31 @@ def _every_field() -> Bundle:
     return Bundle(manifest=manifest, payloads=bundle.payloads)
 
 
+def _tiled() -> Bundle:
+    """Leaves that are their first shard again and again: a small one, a large one, and the large one once more."""
+    small = np.concatenate([_values("bfloat16", (3, 5), 4)] * 4)
+    large = np.concatenate([_values("uint4", (20, 70), 5)] * 2)
+    arrays = {"small": small, "large": large, "again": large}
+    leaves = tuple(
+        Leaf(
+            index=index,
+            channel="opaque_residuals",
+            path=path,
+            dtype=name_of(host.dtype),
+            shape=host.shape,
+            sharding=MeshSharding(
+                axis_names=("x", "y"), axis_sizes=(2, 2), axis_types=("Auto", "Auto"), spec=(spec, ())
+            ),
+        )
+        for index, ((path, host), spec) in enumerate(
+            zip(arrays.items(), [("x", "y"), ("y",), ("y",)], strict=True)
+        )
+    )
+    manifest = Manifest(leaves=leaves, created=1_700_000_000.25)
+    hosts = list(arrays.values())
+    return Bundle.encoded(manifest, hosts, identities=list(map(id, hosts))).sealed()
+
+
 def golden_bundles() -> dict[str, Bundle]:
     """The bundles of the golden files by name."""
     dtypes = {name: _values(name, (7, 5), seed) for seed, name in enumerate(DTYPES)}
@@ -141,6 +166,7 @@ def golden_bundles() -> dict[str, Bundle]:
         "empty": _bundle({}, ["args_res"]),
         "every-dtype": _bundle(dtypes, ["opaque_residuals"]),
         "every-field": _every_field(),
+        "tiled": _tiled(),
     }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from residual_store import Bundle, open_store
+from residual_store import open_store
 from residual_store.dtypes import DTYPES
 from tests.server.raw import Answer, ask
 from tests.servers import Server
-from tests.store.bundles import every_dtype, values_of
+from tests.store.bundles import every_dtype, sharded, values_of
 
 CUBE = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
 ARRAYS: dict[str, Any] = {
@@ -21,6 +21,7 @@ ARRAYS: dict[str, Any] = {
     "empty": np.zeros((0, 3), np.int16),
     "mask": np.arange(40).reshape(8, 5) % 3 == 0,
     "constant": np.full((3, 3), 7, np.uint8),
+    "tiled": np.concatenate([CUBE[:2]] * 3),
     "bfloat16": values_of("bfloat16", (4, 4)),
     "complex": np.arange(6).astype(np.complex64) * 1j,
 }
@@ -31,7 +32,11 @@ NAMES = list(ARRAYS)
 def url(disk_server: Server) -> str:
     """A server that has the bundle leaf/a on disk."""
     with open_store(disk_server.url) as store:
-        store.put("leaf/a", Bundle.of_arrays(ARRAYS))
+        bundle = sharded(
+            {name: (np.asarray(array), 3 if name == "tiled" else 1) for name, array in ARRAYS.items()}
+        )
+        assert {leaf.encoding for leaf in bundle.manifest.leaves} == {"raw", "bits", "constant", "tiled"}
+        store.put("leaf/a", bundle)
         store.put("leaf/dtypes", every_dtype((2, 3)))
     return disk_server.url
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from residual_store import Bundle
 from residual_store.dtypes import DTYPES, FLOAT0
-from residual_store.manifest import encode
+from residual_store.leaf import MeshSharding
+from residual_store.manifest import UserValue, encode
 
-__all__ = ["assert_equal", "every_dtype", "filled", "noise", "values_of"]
+__all__ = ["assert_equal", "every_dtype", "filled", "noise", "sharded", "split", "values_of"]
 
 type Host = npt.NDArray[np.generic]
 
@@ -34,6 +38,29 @@ def values_of(name: str, shape: tuple[int, ...], *, seed: int = 0) -> Host:
 def every_dtype(shape: tuple[int, ...] = (3, 5)) -> Bundle:
     """One leaf of each dtype that a residual of JAX can have."""
     return Bundle.of_arrays({name: values_of(name, shape, seed=i) for i, name in enumerate(DTYPES)})
+
+
+def split(count: int, *, ndim: int = 1) -> MeshSharding:
+    """The sharding of an array whose dimension 0 is split over so many devices."""
+    spec = (("i",), *[()] * (ndim - 1))
+    return MeshSharding(axis_names=("i",), axis_sizes=(count,), axis_types=("Auto",), spec=spec)
+
+
+def sharded(arrays: Mapping[str, tuple[Host, int]], *, user: Mapping[str, UserValue] | None = None) -> Bundle:
+    """A bundle of named arrays, each with the number of devices that its dimension 0 is split over."""
+    hosts = [host for host, _ in arrays.values()]
+    manifest = Bundle.of_arrays({name: host for name, (host, _) in arrays.items()}, user=user).manifest
+    leaves = [
+        leaf.changed(
+            encoding="raw",
+            alias_of=None,
+            same_array=False,
+            digest=b"",
+            sharding=split(count, ndim=host.ndim) if count > 1 else None,
+        )
+        for leaf, (host, count) in zip(manifest.leaves, arrays.values(), strict=True)
+    ]
+    return Bundle.encoded(replace(manifest, leaves=tuple(leaves)), hosts, identities=list(map(id, hosts)))
 
 
 def noise(*sizes: int, seed: int = 0) -> Bundle:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from residual_store import Bundle
 from residual_store.dtypes import DTYPES
-from tests.store.bundles import values_of
+from tests.store.bundles import sharded, values_of
 
-__all__ = ["arrays", "bundles", "user_values"]
+__all__ = ["arrays", "bundles", "shards", "user_values"]
 
 _SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 _SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45, -5e-324, 1.0]
@@ -46,13 +46,25 @@ def arrays(draw: st.DrawFn) -> npt.NDArray[Any]:
 
 
 @st.composite
+def shards(draw: st.DrawFn, array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
+    """An array that is this one, or this one several times over, and the number of devices that it is split over."""
+    count = draw(st.integers(1, 4))
+    if count == 1 or not array.ndim or not array.nbytes:
+        return array, count if array.ndim else 1
+    repeated = np.concatenate([array] * count)
+    return repeated, draw(st.sampled_from([count, len(repeated)]))
+
+
+@st.composite
 def bundles(draw: st.DrawFn) -> Bundle:
-    """Up to eight leaves, some of them the same array or equal bytes in another dtype, and metadata."""
-    found = draw(st.lists(arrays(), max_size=6))
+    """Up to nine leaves, some of them the same array, equal bytes or equal shards, and metadata."""
+    found = [draw(shards(array)) for array in draw(st.lists(arrays(), max_size=6))]
     for index in draw(st.lists(st.integers(0, 5), max_size=3)):
         if index < len(found):
-            array = found[index]
-            found.append(array if draw(st.booleans()) else array.copy())
+            array, count = found[index]
+            found.append(
+                (array, count) if draw(st.booleans()) else (array.copy(), draw(st.integers(1, count)))
+            )
     user = draw(st.dictionaries(st.text("abcdef/..\0 \N{SNOWMAN}", max_size=9), user_values, max_size=4))
     names = draw(st.permutations(range(len(found))))
-    return Bundle.of_arrays({f"leaf {names[i]}": array for i, array in enumerate(found)}, user=user).sealed()
+    return sharded({f"leaf {names[i]}": one for i, one in enumerate(found)}, user=user).sealed()

@@ -15,7 +15,7 @@ from residual_store.dtypes import DTYPES
 from residual_store.engine.local import LocalStore
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
-from tests.store.bundles import assert_equal, every_dtype, noise, values_of
+from tests.store.bundles import assert_equal, every_dtype, noise, sharded, values_of
 from tests.store.plain import assert_stored, stored_array
 from tests.store.roots import data_files
 
@@ -36,15 +36,17 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalStore
 
 
 def _mixed() -> Bundle:
-    return Bundle.of_arrays(
+    return sharded(
         {
-            "large": values_of("float32", (100, 100)),
-            "small": values_of("bfloat16", (70,), seed=1),
-            "large nibbles": values_of("int4", (5000,), seed=2),
-            "large crumbs": values_of("uint2", (6000,), seed=3),
-            "constant": np.zeros(100_000),
-            "large mask": np.arange(50_000) % 7 == 0,
-            "small too": values_of("int16", (300,), seed=4),
+            "large": (values_of("float32", (100, 100)), 1),
+            "small": (values_of("bfloat16", (70,), seed=1), 1),
+            "large nibbles": (values_of("int4", (5000,), seed=2), 1),
+            "large crumbs": (values_of("uint2", (6000,), seed=3), 1),
+            "constant": (np.zeros(100_000), 1),
+            "large mask": (np.arange(50_000) % 7 == 0, 1),
+            "small too": (values_of("int16", (300,), seed=4), 1),
+            "small tiles": (np.concatenate([values_of("float16", (8, 3), seed=5)] * 3), 3),
+            "large tiles": (np.concatenate([values_of("float32", (30, 100), seed=6)] * 2), 2),
         }
     )
 

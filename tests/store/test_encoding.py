@@ -13,7 +13,7 @@ from residual_store import Bundle
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.errors import InvalidManifest
 from residual_store.repetition import sample_of
-from tests.store.bundles import values_of
+from tests.store.bundles import sharded, values_of
 from tests.store.strategies import arrays, bundles
 
 
@@ -128,6 +128,84 @@ def test_an_array_that_occurs_twice_is_stored_once() -> None:
     assert [leaf.same_array for leaf in leaves] == [False, True, False, False]
     assert (bundle.manifest.nbytes, bundle.manifest.array_nbytes) == (192, 768)
     assert (bundle.array(3).dtype.name, bundle.array(3).shape) == ("int64", (4, 6))
+
+
+def _sharded(*arrays: tuple[npt.NDArray[Any], int]) -> Bundle:
+    return sharded({str(index): one for index, one in enumerate(arrays)})
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if name not in (FLOAT0, "bool")])
+@pytest.mark.parametrize("count", [2, 5])
+def test_equal_shards_are_stored_as_one(name: str, count: int) -> None:
+    """A leaf whose shards along dimension 0 are equal takes the bytes of one, and comes back whole, in every dtype."""
+    tile = values_of(name, (3, 7), seed=5)
+    array = np.concatenate([tile] * count)
+    bundle = _sharded((array, count), (array.copy(), 1))
+    (tiled, raw) = bundle.manifest.leaves
+    assert (tiled.encoding, tiled.nbytes, tiled.tile_shape) == ("tiled", tile.nbytes, tile.shape)
+    assert (raw.encoding, raw.nbytes) == ("raw", array.nbytes)
+    for index in range(2):
+        assert (bundle.array(index).dtype, bundle.array(index).shape) == (array.dtype, array.shape)
+        assert bundle.array(index).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 5003, 600_001])
+def test_one_different_byte_in_a_shard_is_found_wherever_it_is(count: int, rows: int) -> None:
+    """Then the leaf is raw, because the shards are compared byte for byte."""
+    array = np.concatenate([np.random.default_rng(rows).integers(0, 256, rows, np.uint8)] * count)
+    assert _sharded((array, count)).manifest.leaves[0].encoding == ("constant" if rows == 1 else "tiled")
+    edges = {edge + near for edge in range(0, array.size + 1, rows) for near in (-9, -8, -1, 0, 1, 8)}
+    for place in {*edges, 4096, 65_536, rows // 2, array.size // 2, array.size // 3}:
+        if 0 <= place < array.size:
+            array[place] ^= 1
+            bundle = _sharded((array, count))
+            assert bundle.manifest.leaves[0].encoding == "raw", place
+            assert bundle.array(0).tobytes() == array.tobytes()
+            array[place] ^= 1
+
+
+def test_equal_shards_are_found_behind_many_that_are_not() -> None:
+    """Leaves that differ where a sample looks cost nothing of what may be compared in vain."""
+    rng = np.random.default_rng(0)
+    tile = rng.random((1000, 10))
+    activations = [(rng.random((2000, 10)), 2) for _ in range(60)]
+    leaves = _sharded(*activations, (np.concatenate([tile, tile]), 2)).manifest.leaves
+    assert [leaf.encoding for leaf in leaves] == [*["raw"] * 60, "tiled"]
+
+
+def test_shards_that_are_nearly_equal_lose_nothing() -> None:
+    """Where it has been in vain too often, they are not compared any more but stored as they are."""
+    arrays = [np.zeros((2, 300_000), np.float32) for _ in range(12)]
+    for index, array in enumerate(arrays):
+        array[:, 0], array[0, 150_001] = 1, index
+    bundle = _sharded(*((array, 2) for array in arrays))
+    assert [leaf.encoding for leaf in bundle.manifest.leaves[:2]] == ["tiled", "raw"]
+    for index, array in enumerate(arrays):
+        assert bundle.array(index).tobytes() == array.tobytes()
+
+
+def test_a_tile_repeats_only_a_tile_of_as_many() -> None:
+    """A leaf that has the bytes of a tile is no repetition of the whole, nor is one with more of the same tiles."""
+    tile = np.arange(1, 13.0)
+    two, three = np.tile(tile, 2), np.tile(tile, 3)
+    leaves = _sharded(
+        (tile, 1), (two, 2), (three, 3), (two.copy(), 2), (tile.copy(), 1), (two.view(np.int64), 2), (two, 2)
+    ).manifest.leaves
+    assert [leaf.encoding for leaf in leaves] == ["raw", "tiled", "tiled", *["alias"] * 4]
+    assert [leaf.alias_of for leaf in leaves] == [None, None, None, 1, 0, 1, 1]
+    bundle = _sharded((tile, 1), (two, 2), (three, 3), (two.view(np.int64), 2))
+    wanted = [tile, two, three, two]
+    assert [bundle.array(index).tobytes() for index in range(4)] == [one.tobytes() for one in wanted]
+
+
+def test_what_else_is_smaller_goes_before_tiles() -> None:
+    """A constant is one element, and a mask is bits, however they are split; a dimension that does not go up is whole."""
+    ones, mask = np.ones((4, 3)), np.tile([True, False], (4, 1))
+    leaves = _sharded(
+        (ones, 2), (mask, 2), (np.arange(12.0) % 3, 5), (np.arange(12.0) % 3, 4)
+    ).manifest.leaves
+    assert [leaf.encoding for leaf in leaves] == ["constant", "bits", "raw", "tiled"]
 
 
 def test_nothing_is_copied_to_make_a_bundle() -> None:

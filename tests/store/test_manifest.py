@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from residual_store.errors import InvalidFrame, InvalidManifest, TooLarge
 from residual_store.manifest import decode, decode_as_written, encode
 from tests.data.make_golden import golden_bundles
 from tests.server.memory_client import peak, reset_peak, resident
+from tests.store.bundles import sharded, split
 from tests.store.strategies import bundles, user_values
 
 type Map = dict[str, Any]
@@ -145,6 +147,19 @@ def test_random_bytes_never_crash(packed: bytes) -> None:
 # Hostile manifests
 
 
+def _tiled(**changes: object) -> Map:
+    """The same with a tiled leaf alone, of two tiles of three elements."""
+    bundle = sharded({"h": (np.tile(np.arange(3.0), 2), 2)})
+    content: Map = msgpack.unpackb(encode(bundle.sealed().manifest))
+    content["leaves"][0].update(changes)
+    return content
+
+
+def _split(count: int, ndim: int = 1) -> Map:
+    found: Map = msgspec.to_builtins(split(count, ndim=ndim))
+    return found
+
+
 def _with(name: str, value: object, leaf: int | None = 0) -> Map:
     content = _content()
     (content if leaf is None else content["leaves"][leaf])[name] = value
@@ -251,6 +266,21 @@ _HOSTILE: dict[str, Callable[[], object]] = {
     "a raw leaf that is an alias": lambda: _with("alias_of", 0, 2),
     "bits that are no bools": lambda: _with("dtype", "int8", 3),
     "a constant without elements": lambda: _with("shape", [0], 2),
+    "tiles without a sharding": lambda: _tiled(sharding=None),
+    "tiles over an axis that is not there": lambda: _tiled(sharding={**_split(2), "axis_names": ["j"]}),
+    "one tile": lambda: _tiled(sharding=_split(1), nbytes=48),
+    "no tile": lambda: _tiled(sharding=_split(0)),
+    "tiles that do not go up": lambda: _tiled(sharding=_split(4), nbytes=12),
+    "more tiles than rows": lambda: _tiled(sharding=_split(1 << 61), nbytes=0),
+    "tiles of another size": lambda: _tiled(nbytes=16),
+    "tiles with the bytes of all": lambda: _tiled(nbytes=48),
+    "tiles without bytes": lambda: _tiled(nbytes=0),
+    "tiles of a scalar": lambda: _tiled(shape=[], nbytes=4),
+    "tiles of no rows": lambda: _tiled(shape=[0], nbytes=0),
+    "tiles of empty rows": lambda: _tiled(shape=[6, 0], sharding=_split(2, 2), nbytes=0),
+    "a shared tile without a sharding": lambda: _tiled(encoding="shared_tile", sharding=None, nbytes=0),
+    "a shared tile with bytes": lambda: _tiled(encoding="shared_tile"),
+    "a shared tile of no rows": lambda: _tiled(encoding="shared_tile", shape=[0], nbytes=0),
     "a key without an implementation": lambda: _with("kind", "key"),
     "an unknown encoding": lambda: _with("encoding", "gzip"),
     "an unknown channel": lambda: _with("channel", "../"),
@@ -284,11 +314,14 @@ def test_a_hostile_manifest_is_refused(case: str) -> None:
         tracemalloc.stop()
     assert 10 < len(caught.value.detail) < 400
     assert caught.value.detail.isprintable()
+    assert "tile" not in case or "leaves[0]" in caught.value.detail
 
 
 def test_a_valid_manifest_passes() -> None:
     """What the hostile ones were made of is accepted, so each was refused for its own fault."""
     assert len(_decode(_content()).leaves) == 4
+    assert _decode(_tiled()).leaves[0].tile_shape == (3,)
+    assert _decode(_tiled(encoding="shared_tile", nbytes=0)).leaves[0].is_shared
 
 
 def test_as_many_leaves_as_the_limit_allows() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from residual_store import Bundle, Receipt, Settings, Store, open_store
 from residual_store.engine.local import LocalStore
 from residual_store.errors import AlreadyExists, InvalidManifest, InvalidOption, NotFound
+from residual_store.manifest import Manifest, encode
 from residual_store.parts import ATTEMPT, Part, Piece, part_bundle
 from residual_store.store import IfExists
 from tests.servers import Server
@@ -134,6 +136,23 @@ def test_a_repeated_part_changes_nothing(store: Store, key: str) -> None:
     assert store.stat(key).digest == digest
 
 
+def test_a_part_of_a_bundle_that_is_being_deleted_waits_for_the_others(key: str) -> None:
+    """A repeated part finds the bundle there and then not; that is no error of the put."""
+
+    class Fleeting(LocalStore):
+        def manifest(self, key: str) -> Manifest:
+            found = super().manifest(key)
+            self.delete(key)
+            return found
+
+    with Fleeting.in_memory(settings=Settings()) as store:
+        for index in (0, 1):
+            _put(store, key, index, _part(index))
+        for index in (0, 1):
+            assert not _put(store, key, index, _part(index)).existed
+        assert _same(store.get(key).array(1), _ROWS)
+
+
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
@@ -211,6 +230,18 @@ def test_a_bundle_that_is_no_part_is_refused_as_one(store: Store, key: str) -> N
     """Its first leaf does not describe a whole."""
     with pytest.raises(InvalidManifest, match="first leaf of a part"):
         _put(store, key, 0, Bundle.of_arrays({"h": np.arange(5)}))
+
+
+@pytest.mark.parametrize("array", [np.zeros(8), np.arange(8) % 3 == 0])
+def test_a_whole_that_is_encoded_already_is_refused(
+    store: Store, key: str, array: npt.NDArray[np.generic]
+) -> None:
+    """Its length says nothing of the pieces, so they would not fit."""
+    whole = Bundle.of_arrays({"h": array}).sealed().manifest
+    packed = msgspec.msgpack.encode({"manifest": encode(whole), "pieces": [(0, [0])]})
+    part = Bundle.of_arrays({"part": np.frombuffer(packed, np.uint8), "h[0:8]": array[::-1]})
+    with pytest.raises(InvalidManifest, match=r"h is (constant|bits) in the description of a part"):
+        store.put(key, part, part=Part(index=0, count=1))
 
 
 @pytest.mark.parametrize("store", ["memory", "file"], indirect=True)

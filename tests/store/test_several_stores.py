@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,6 +59,30 @@ def test_two_stores_replace_one_bundle(tmp_path: Path) -> None:
         list(threads.map(work, range(2)))
     with _at(tmp_path):
         assert leftovers(tmp_path, {"run/a"}) == []
+
+
+@pytest.mark.parametrize("way", ["delete", "expire", "put in memory"])
+def test_what_another_store_is_writing_stays(tmp_path: Path, way: str) -> None:
+    """A put that another process has begun is not undone because the bundle before it is deleted, ends or is replaced."""
+    now = 1e6
+    settings = Settings()
+    with (
+        _at(tmp_path) as one,
+        LocalStore.at(tmp_path.as_uri(), settings=settings, clock=lambda: now) as other,
+    ):
+        other.put("run/a", filled(1), ttl=60)
+        assert one._durable is not None
+        begun = tmp_path / f"bundles/run/a/@{time.time_ns():016x}-{one._durable._writers.own}"
+        (begun / "d").mkdir(parents=True)
+        match way:
+            case "delete":
+                other.delete("run/a")
+            case "expire":
+                now += 61
+                other.expire()
+            case _:
+                other.put("run/a", filled(2), durability="host", if_exists="replace")
+        assert generations(tmp_path) == {"run/a": [begun]}
 
 
 def test_opening_a_root_forgets_nothing_that_others_write(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from residual_store.shared_leaf import SharedLeaf, with_shared
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Durability
 from tests.servers import Server
-from tests.store.bundles import assert_equal
+from tests.store.bundles import assert_equal, sharded
 from tests.store.roots import data_files, generations
 from tests.store.sharing_child import SETTINGS, rounds
 
@@ -116,6 +116,70 @@ def test_the_receipt_says_what_was_not_sent(any_store: tuple[Store, Durability])
     assert _bytes(store, "sharing") == before + receipt.nbytes
     assert store.delete_prefix("sharing/") == 3
     assert _bytes(store, "sharing") == 0
+
+
+def _with_tiles(seed: int, count: int) -> Bundle:
+    """A bundle with the weights as often as there are devices, in one array; the tile alone for one device."""
+    own = np.random.default_rng(seed).random((400, 1000), dtype=np.float32)
+    tiled = np.concatenate([_W] * count)
+    return sharded({"x": (own, 2), "W": (tiled, count), "the same": (tiled, count)}).sealed()
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3), (2, 1, 4), (3, 2, 2)])
+def test_a_tile_is_shared_with_whoever_has_its_bytes(
+    any_store: tuple[Store, Durability], counts: tuple[int, ...]
+) -> None:
+    """Whole or as a tile, first or later; each bundle comes back as it was put, also when the first is gone."""
+    store, durability = any_store
+    sent = {f"sharing/{seed}": _with_tiles(seed, count) for seed, count in enumerate(counts)}
+    for (key, bundle), count in zip(sent.items(), counts, strict=True):
+        is_first = key == "sharing/0"
+        name = SharedLeaf.of(bundle.manifest.leaves[1])
+        assert name == _SHARED
+        assert store.held("sharing", [name], durability=durability) == (not is_first,)
+        receipt = store.put(key, bundle if is_first else with_shared(bundle, [1]), durability=durability)
+        saved = {"alias": _W.nbytes * count, "tiled": _W.nbytes * (count - 1), "shared": _W.nbytes}
+        saved |= {"shared": 0} if is_first else {}
+        assert receipt.saved_bytes == {name: nbytes for name, nbytes in saved.items() if nbytes}
+    store.delete("sharing/0")
+    for key, bundle in list(sent.items())[1:]:
+        assert_equal(store.get(key, verify=True), bundle)
+        assert store.manifest(key) == bundle.manifest
+        assert store.stat(key).digest == digest_of_manifest(bundle.manifest)
+        for index in range(3):
+            assert store.get_leaf(key, index).tobytes() == bundle.array(index).tobytes()
+        assert store.put(key, bundle, durability=durability).existed
+
+
+def test_a_tile_is_no_leaf_of_other_content(any_store: tuple[Store, Durability]) -> None:
+    """A leaf with the shape of the whole, or the bytes of the tile in another shape, has another name."""
+    store, durability = any_store
+    store.put("sharing/a", _with_tiles(0, 2), durability=durability)
+    whole = Bundle.of_arrays({"W": np.concatenate([_W, _W])}).sealed().manifest.leaves[0]
+    turned = Bundle.of_arrays({"W": _W.reshape(1024, 512)}).sealed().manifest.leaves[0]
+    assert turned.digest.hex() == _SHARED.digest
+    names = [SharedLeaf.of(leaf) for leaf in (whole, turned)]
+    mixed = SharedLeaf(digest=_SHARED.digest, dtype="float32", shape=whole.shape)
+    assert store.held("sharing", [*names, mixed, _SHARED], durability=durability) == (
+        False,
+        False,
+        False,
+        True,
+    )
+
+
+def test_a_spilled_bundle_takes_its_tiles_along(tmp_path: Path) -> None:
+    """They are shared in the durable tier too, and the bundle is what it was."""
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        sent = {f"run/{count}": _with_tiles(count, count) for count in (2, 3)}
+        store.put("run/2", sent["run/2"], durability="host")
+        assert store.held("run", [_SHARED], durability="host") == (True,)
+        store.put("run/3", with_shared(sent["run/3"], [1]), durability="host")
+        while store.stat("run/3").durability == "host":
+            assert store._memory._make_room(1)
+        for key, bundle in sent.items():
+            assert_equal(store.get(key), bundle)
+            assert store.get_leaf(key, 2).tobytes() == bundle.array(2).tobytes()
 
 
 def test_a_leaf_that_the_run_does_not_hold_is_refused(any_store: tuple[Store, Durability]) -> None:
