@@ -204,7 +204,7 @@ def test_outputs_keep_the_mesh_axis_that_vmap_maps_over(client: rc.Client) -> No
     """With an explicit mesh, an output that only some operands of the batch reach lies on the mesh like the others."""
 
     def run(f: Function) -> Any:
-        pair = jax.vmap(f(lambda W, x: (layer(W, x), W * 2)), (None, 0))
+        pair = jax.vmap(f(lambda W, x: (layer(W, x), W * 2)), (None, 0))  # noqa: N803
         return jax.jit(jax.grad(lambda *args: sum(jnp.sum(part**2) for part in pair(*args)), argnums=(0, 1)))
 
     with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=(AxisType.Explicit,))):
