@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -26,10 +25,13 @@ def mapped_together(arrays: Sequence[Any]) -> list[Any]:
     return list(_together_p.bind(*arrays))
 
 
-def _batched(arrays: Sequence[Any], axes: Sequence[int | None]) -> tuple[list[Any], list[int]]:
-    (size,) = {array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None}
+def _batched(
+    mapped: Any, arrays: Sequence[Any], axes: Sequence[int | None]
+) -> tuple[list[Any], Sequence[int | None]]:
+    if all(axis is None for axis in axes):
+        return mapped_together(arrays), axes
     moved = [
-        jnp.broadcast_to(array, (size, *jnp.shape(array))) if axis is None else jnp.moveaxis(array, axis, 0)
+        batching.bdim_at_front(array, axis, mapped.size, mapped.explicit_mesh_axis)
         for array, axis in zip(arrays, axes, strict=True)
     ]
     return mapped_together(moved), [0] * len(moved)
@@ -40,5 +42,6 @@ _together_p.multiple_results = True
 _together_p.def_impl(lambda *arrays: list(arrays))
 _together_p.def_abstract_eval(lambda *avals: list(avals))
 ad.primitive_jvps[_together_p] = lambda primals, tangents: (mapped_together(primals), list(tangents))
-batching.primitive_batchers[_together_p] = _batched
+# The rules of this kind are told of a mesh axis under the batch.
+batching.fancy_primitive_batchers[_together_p] = _batched
 mlir.register_lowering(_together_p, lambda _, *arrays: list(arrays))

@@ -200,6 +200,19 @@ def test_an_output_that_vmap_does_not_map_counts_once_for_each_of_its_copies(cli
     assert left_in(client) == 0
 
 
+def test_outputs_keep_the_mesh_axis_that_vmap_maps_over(client: rc.Client) -> None:
+    """With an explicit mesh, an output that only some operands of the batch reach lies on the mesh like the others."""
+
+    def run(f: Function) -> Any:
+        pair = jax.vmap(f(lambda W, x: (layer(W, x), W * 2)), (None, 0))  # noqa: N803
+        return jax.jit(jax.grad(lambda *args: sum(jnp.sum(part**2) for part in pair(*args)), argnums=(0, 1)))
+
+    with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=(AxisType.Explicit,))):
+        values = jax.device_put(x, P("i"))
+        assert_equal(run(client.offloaded)(W, values), run(lambda f: f)(W, values))
+    assert left_in(client) == 0
+
+
 def test_an_empty_batch_stores_nothing(off: Function, client: rc.Client) -> None:
     """Over a batch of no element the gradient is that of the plain function, eagerly too."""
     for wrap in (jax.jit, lambda f: f):
