@@ -53,6 +53,8 @@ def saved_bytes(leaves: Iterable[Leaf]) -> dict[str, int]:
     """How many bytes less these leaves have than the arrays, by encoding; of a shared tile it is both, each with its share."""
     saved: dict[str, int] = {}
     for leaf in leaves:
+        if leaf.encoding == "raw":
+            continue
         own = leaf.as_own()
         if own.encoding != "raw":
             saved[own.encoding] = saved.get(own.encoding, 0) + own.array_nbytes - own.encoded_nbytes

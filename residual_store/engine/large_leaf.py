@@ -24,8 +24,9 @@ class LargeLeaf:
         """Those of one bundle: all that are shared, and the raw and tiled ones of ``least`` bytes or more."""
         if is_shared_key(key):
             return ()
+        # Most leaves are small, and of those the length alone says so.
+        large = [leaf for leaf in manifest.leaves if leaf.nbytes >= least and leaf.is_large(least)]
         return tuple(
             cls(number=leaf.index, shared_key=SharedLeaf.of(leaf).key(run_of(key)), is_shared=leaf.is_shared)
-            for leaf in manifest.leaves
-            if leaf.is_shared or leaf.is_large(least)
+            for leaf in [*manifest.shared, *large]
         )
