@@ -11,9 +11,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.servers import Server, running_server, running_stock_server
+
+hypothesis.settings.register_profile("repeatable", derandomize=True)
 
 
 @pytest.fixture(scope="session")
