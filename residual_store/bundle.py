@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from residual_store import encoding
 from residual_store.copier import Copier
-from residual_store.digest import Payload, digest_of
+from residual_store.digest import Copied, Payload, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.layout import offsets_of
@@ -150,7 +150,7 @@ class Bundle:
         segment: Payload,
         *,
         copier: Copier,
-        copied: Callable[[int, int], object] = lambda start, stop: None,
+        copied: Copied = lambda start, stop: None,
     ) -> Bundle:
         """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
 
@@ -164,11 +164,11 @@ class Bundle:
             if leaf.offset > end:
                 segment[end : leaf.offset] = 0
             stop = leaf.offset + leaf.nbytes
-            copies.append((payload, segment[leaf.offset : stop], _moved(copied, leaf.offset)))
+            copies.append((payload, segment[leaf.offset : stop], leaf.offset))
             end = stop or end
         digests = [
             leaf.digest if leaf.is_shared else digest
-            for leaf, digest in zip(self.manifest.leaves, copier.copy(copies), strict=True)
+            for leaf, digest in zip(self.manifest.leaves, copier.copy(copies, copied=copied), strict=True)
         ]
         return Bundle.of_area(self._sealed(digests), segment)
 
@@ -205,7 +205,3 @@ def damaged[E: InvalidFrame | DataLoss](leaf: Leaf, error: type[E]) -> E:
         leaf=leaf.path,
         index=leaf.index,
     )
-
-
-def _moved(copied: Callable[[int, int], object], offset: int) -> Callable[[int, int], object]:
-    return lambda start, stop: copied(offset + start, offset + stop)

@@ -18,6 +18,7 @@ from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
 from residual_store.copier import Copier
+from residual_store.digest import Copied
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import (
     MEDIA_TYPE,
@@ -155,7 +156,7 @@ class BundleTransport:
             self._own_puts.note(key, sealed(), place, ends=ends)
         return receipt
 
-    def _forgetting(self, block: BlockName, nbytes: int) -> Callable[[int, int], object]:
+    def _forgetting(self, block: BlockName, nbytes: int) -> Copied:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
         neighbour = self._neighbourhood.neighbour
         if nbytes < _LARGE or neighbour is None or neighbour.name != block.arena:
@@ -234,7 +235,7 @@ def _told(
             moved(max(sent - before_leaves, 0))
 
 
-def _counted(moved: Callable[[int], object]) -> Callable[[int, int], object]:
+def _counted(moved: Callable[[int], object]) -> Copied:
     """What calls ``moved`` with the sum of all parts, one at a time, whichever thread has copied them."""
     lock, total = threading.Lock(), 0
 

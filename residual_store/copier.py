@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from residual_store.digest import Payload, copy_and_digest
+from residual_store.digest import Copied, Payload, copy_and_digest
 
 __all__ = ["Copier", "Copy"]
 
-type Copy = tuple[Payload, Payload, Callable[[int, int], object]]
-"""Source, target, and what is called with the start and the end of each part that has been copied."""
+type Copy = tuple[Payload, Payload, int]
+"""Source, target, and where the target starts in the whole."""
 
 _WORTH_IT = 16 << 20
 
@@ -25,7 +25,7 @@ class Copier:
     where the other core is busy.
 
     >>> source, target = np.arange(3, dtype=np.uint8), np.empty(3, np.uint8)
-    >>> digest, = Copier().copy([(source, target, lambda start, stop: None)])
+    >>> digest, = Copier().copy([(source, target, 0)])
     >>> len(digest), target
     (16, array([0, 1, 2], dtype=uint8))
     """
@@ -34,8 +34,8 @@ class Copier:
         self._second: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def copy(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Make the ``copies`` and return their digests, in order."""
+    def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
+        """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
         digests = [b""] * len(copies)
         left = deque(range(len(copies)))
 
@@ -45,8 +45,8 @@ class Copier:
                     index = take()
                 except IndexError:
                     return
-                source, target, copied = copies[index]
-                digests[index] = copy_and_digest(source, target, copied=copied)
+                source, target, base = copies[index]
+                digests[index] = copy_and_digest(source, target, copied=copied, base=base)
 
         helping = self._help(copies, lambda: work(left.pop))
         try:

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["DIGEST_BYTES", "Payload", "copy_and_digest", "digest_of"]
+__all__ = ["DIGEST_BYTES", "Copied", "Payload", "copy_and_digest", "digest_of"]
 
 type Payload = npt.NDArray[np.uint8]
+type Copied = Callable[[int, int], object]
+"""What is told of each part that has been copied: where it starts and where it ends."""
 
 DIGEST_BYTES = 16
 
@@ -26,18 +28,23 @@ def digest_of(data: bytes | memoryview | Payload) -> bytes:
 
 
 def copy_and_digest(
-    source: Payload, target: Payload, *, copied: Callable[[int, int], object] = lambda start, stop: None
+    source: Payload, target: Payload, *, copied: Copied = lambda start, stop: None, base: int = 0
 ) -> bytes:
     """Copy ``source`` to ``target`` of the same length, and return the digest of what is there now.
 
     It takes little longer than the copy, because each block is hashed while it is in the cache.
-    ``copied`` is called with the start and the end of each part that has been copied.
+    ``copied`` is called with the start and the end of each part that has been copied, counted from ``base``.
 
     >>> target = np.empty(3, np.uint8)
     >>> copy_and_digest(np.arange(3, dtype=np.uint8), target) == digest_of(bytes([0, 1, 2]))
     True
     """
-    digest, nbytes = xxhash.xxh3_128(), source.nbytes
+    nbytes = source.nbytes
+    if nbytes <= _BLOCK:
+        target[:] = source
+        copied(base, base + nbytes)
+        return digest_of(target)
+    digest = xxhash.xxh3_128()
     for start in range(0, nbytes, _PART):
         stop = min(start + _PART, nbytes)
         for at in range(start, stop, _BLOCK):
@@ -45,5 +52,5 @@ def copy_and_digest(
             # Lets other threads run meanwhile, which an assignment to a memoryview does not.
             np.copyto(block, source[at : at + block.nbytes])
             digest.update(block)
-        copied(start, stop)
+        copied(base + start, base + stop)
     return digest.digest()

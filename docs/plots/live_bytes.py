@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sawtooth import picture
-from tables import fill, table
+from tables import Json, fill, table
 
 __all__ = ["FIGURES", "PAGE", "PICTURE", "TABLES", "filled", "picture"]
 
@@ -24,12 +22,10 @@ FIGURES = Path(__file__).with_name("live_bytes.json")
 PAGE = _EXAMPLES / "README.md"
 PICTURE = _EXAMPLES / "live-bytes.svg"
 
-type Json = Any
-
 
 def filled(page: str, figures: Json) -> str:
     """The page with all tables between its marks made anew."""
-    return fill(page, {name: partial(made, figures) for name, made in TABLES.items()})
+    return fill(page, TABLES, figures)
 
 
 def _losses(figures: Json) -> str:

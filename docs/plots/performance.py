@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from plot import picture
-from tables import fill, table
+from tables import Json, fill, table
 
 __all__ = ["FIGURES", "PAGE", "PICTURE", "TABLES", "filled", "picture"]
 
@@ -25,12 +23,10 @@ FIGURES = Path(__file__).with_name("performance.json")
 PAGE = DOCS / "performance.md"
 PICTURE = DOCS / "performance.svg"
 
-type Json = Any
-
 
 def filled(page: str, figures: Json) -> str:
     """The page with all tables between its marks made anew."""
-    return fill(page, {name: partial(made, figures) for name, made in TABLES.items()})
+    return fill(page, TABLES, figures)
 
 
 def _machine(figures: Json) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["fill", "table"]
+__all__ = ["Json", "fill", "table"]
+
+type Json = Any
 
 _PLACE = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def fill(page: str, text_of: Mapping[str, Callable[[], str]]) -> str:
-    """The page with what stands between each pair of marks made anew."""
-    return _PLACE.sub(lambda found: f"{found[1]}\n{text_of[found['name']]()}\n\n{found[3]}", page)
+def fill(page: str, tables: Mapping[str, Callable[[Json], str]], figures: Json) -> str:
+    """The page with what stands between each pair of marks made anew from the figures."""
+    return _PLACE.sub(lambda found: f"{found[1]}\n{tables[found['name']](figures)}\n\n{found[3]}", page)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ def copier() -> Iterator[Copier]:
 def _copies(*sizes: int) -> list[Copy]:
     rng = np.random.default_rng(0)
     sources = [np.frombuffer(rng.bytes(size), np.uint8) for size in sizes]
-    return [(source, np.empty_like(source), lambda start, stop: None) for source in sources]
+    return [(source, np.empty_like(source), 0) for source in sources]
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (5, 0, 7), (17 * MIB + 3,), (9 * MIB, 1, 9 * MIB + 5, 0, MIB)])
@@ -42,23 +42,26 @@ def test_what_is_told_covers_every_byte_once(copier: Copier) -> None:
     """Parts are told of by whoever copies them."""
     told: list[tuple[int, int]] = []
     source = np.zeros(40 * MIB + 1, np.uint8)
-    copier.copy([(source, np.empty_like(source), lambda start, stop: told.append((start, stop)))])
-    assert [start for start, _ in told] == [0, *[stop for _, stop in told[:-1]]]
-    assert told[-1][1] == source.nbytes
+    copier.copy(
+        [(source, np.empty_like(source), 7), (source[:3], np.empty(3, np.uint8), 7 + source.nbytes)],
+        copied=lambda start, stop: told.append((start, stop)),
+    )
+    told.sort()
+    assert [start for start, _ in told] == [7, *[stop for _, stop in told[:-1]]]
+    assert told[-1][1] == 7 + source.nbytes + 3
 
 
 @pytest.mark.parametrize("which", [0, 7])
 def test_an_error_is_raised_and_nothing_goes_on(copier: Copier, which: int) -> None:
     """Whether it comes up in the first thread or the second; when the call returns, no thread writes any more."""
-    copies = _copies(*[4 * MIB] * 8)
-    source, target, _ = copies[which]
+    copies = [(source, target, base) for base, (source, target, _) in enumerate(_copies(*[4 * MIB] * 8))]
 
     def fail(start: int, stop: int) -> None:
-        raise OSError("no room")
+        if start == which:
+            raise OSError("no room")
 
-    copies[which] = (source, target, fail)
     with pytest.raises(OSError, match="no room"):
-        copier.copy(copies)
+        copier.copy(copies, copied=fail)
     for _, other, _ in copies:
         other[:] = 0
     assert copier.copy(_copies(20 * MIB, 20 * MIB))
@@ -70,7 +73,7 @@ import os
 import numpy as np
 from residual_store.copier import Copier
 
-copies = [(np.full(9 << 20, i, np.uint8), np.empty(9 << 20, np.uint8), lambda start, stop: None) for i in range(4)]
+copies = [(np.full(9 << 20, i, np.uint8), np.empty(9 << 20, np.uint8), 0) for i in range(4)]
 copier = Copier()
 wanted = copier.copy(copies)
 child = os.fork()
