@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from residual_store.digest import Copied, Payload, copy_and_digest
+from residual_store.digest import Copied, Payload
+from residual_store.leaf_copy import LeafCopy
 
 __all__ = ["Copier", "Copy"]
 
@@ -21,8 +22,8 @@ class Copier:
     """Copies leaves and takes their digests; one copier serves any number of threads.
 
     One core copies and hashes at 0.9 of memcpy, two at 1.1, as memory has room for more than one core can ask for.
-    The second thread takes leaves from the end and the caller's from the start, so that neither waits for long
-    where the other core is busy.
+    The second thread takes leaves from the end and the caller's from the start, and who finds none left helps the other,
+    so that neither waits for long where the other core is busy.
 
     >>> source, target = np.arange(3, dtype=np.uint8), np.empty(3, np.uint8)
     >>> digest, = Copier().copy([(source, target, 0)])
@@ -36,8 +37,9 @@ class Copier:
 
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
-        digests = [b""] * len(copies)
-        left = deque(range(len(copies)))
+        leaves = [LeafCopy(source, target, base=base, copied=copied) for source, target, base in copies]
+        digests = [b""] * len(leaves)
+        left = deque(range(len(leaves)))
 
         def work(take: Callable[[], int]) -> None:
             while left:
@@ -45,12 +47,16 @@ class Copier:
                     index = take()
                 except IndexError:
                     return
-                source, target, base = copies[index]
-                digests[index] = copy_and_digest(source, target, copied=copied, base=base)
+                digests[index] = leaves[index].run()
 
-        helping = self._help(copies, lambda: work(left.pop))
+        def work_and_help(take: Callable[[], int]) -> None:
+            work(take)
+            for leaf in leaves:
+                leaf.help()
+
+        helping = self._help(copies, lambda: work_and_help(left.pop))
         try:
-            work(left.popleft)
+            (work if helping is None else work_and_help)(left.popleft)
         finally:
             # Nobody may write to the targets after this call, and nothing may fail unseen.
             left.clear()

@@ -29,7 +29,9 @@ def _copies(*sizes: int) -> list[Copy]:
     return [(source, np.empty_like(source), 0) for source in sources]
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (5, 0, 7), (17 * MIB + 3,), (9 * MIB, 1, 9 * MIB + 5, 0, MIB)])
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (5, 0, 7), (17 * MIB + 3,), (64 * MIB + MIB // 2,), (9 * MIB, 1, 9 * MIB + 5, 0, MIB)]
+)
 def test_every_leaf_is_copied_with_its_digest(copier: Copier, sizes: tuple[int, ...]) -> None:
     """In the order of the leaves, whichever thread has copied them."""
     for _ in range(3):
