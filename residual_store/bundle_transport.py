@@ -18,7 +18,7 @@ from residual_store import answers
 from residual_store.arena import NoRoom
 from residual_store.bundle import Bundle, Payload
 from residual_store.copier import Copier
-from residual_store.digest import Copied
+from residual_store.digest import DIGEST_BYTES, Copied
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
 from residual_store.frame import (
     MEDIA_TYPE,
@@ -26,7 +26,6 @@ from residual_store.frame import (
     frame_head,
     frame_nbytes,
     frame_parts,
-    sealed_head_nbytes,
 )
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
@@ -144,11 +143,14 @@ class BundleTransport:
             moved(nbytes)
             return manifest
 
-        def head() -> Iterator[memoryview]:
-            # While the bytes are copied the server has the request before it, and has checked who sends it.
-            yield memoryview(frame_head(sealed()))
+        head = frame_head(bundle.manifest)
 
-        body = Body(sealed_head_nbytes(bundle.manifest), head)
+        def parts() -> Iterator[memoryview]:
+            yield memoryview(head)
+            # While the bytes are copied, the server checks the request and takes the block over.
+            yield memoryview(b"".join(leaf.digest for leaf in sealed().leaves))
+
+        body = Body(len(head) + DIGEST_BYTES * len(bundle.manifest.leaves), parts)
         ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
         query = {**query, "segment": block.to_text()}
         receipt, place = self._exchange("PUT", path, answers.read_placed_receipt, query=query, body=body)

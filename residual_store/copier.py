@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from residual_store.digest import Copied, Payload
+from residual_store.digest import NO_DIGEST, Copied, Payload
 from residual_store.leaf_copy import LeafCopy
 
 __all__ = ["Copier", "Copy"]
@@ -38,7 +38,7 @@ class Copier:
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
         leaves = [LeafCopy(source, target, base=base, copied=copied) for source, target, base in copies]
-        digests = [b""] * len(leaves)
+        digests = [NO_DIGEST] * len(leaves)
         left = deque(range(len(leaves)))
 
         def work(take: Callable[[], int]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.digest import Payload, digest_of
+from residual_store.digest import NO_DIGEST, Payload, digest_of
 from residual_store.dtypes import DTYPES
 from residual_store.leaf import Encoding, Leaf
 from residual_store.repetition import Repetitions, is_constant, sample_of
@@ -50,10 +50,11 @@ def encode_all(hosts: Sequence[Host], identities: Sequence[int], *, tiles: Seque
             done.append(_alias(source, done[source], same_array=True))
             continue
         encoding, payload = _encode(host, count, repetitions)
-        digest = digest_of(payload) if payload.size <= _DIGESTED_AT_ONCE else b""
+        is_small = payload.size <= _DIGESTED_AT_ONCE
+        digest = digest_of(payload) if is_small else NO_DIGEST
         twin = None
         if encoding in ("raw", "tiled") and payload.size:
-            twin = repetitions.find(index, payload, (host.nbytes, digest or sample_of(payload)))
+            twin = repetitions.find(index, payload, (host.nbytes, digest if is_small else sample_of(payload)))
         if twin is None:
             done.append(Encoded(encoding, payload, digest))
         else:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from residual_store.bundle import Bundle, Payload
-from residual_store.digest import DIGEST_BYTES
 from residual_store.errors import InvalidFrame, TooLarge
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
@@ -29,7 +28,6 @@ __all__ = [
     "frame_head",
     "frame_nbytes",
     "frame_parts",
-    "sealed_head_nbytes",
 ]
 
 MEDIA_TYPE = "application/vnd.residual-store.frame"
@@ -62,15 +60,6 @@ def frame_head(manifest: Manifest) -> bytes:
 def frame_nbytes(head: bytes, manifest: Manifest) -> int:
     """The length of the whole frame, which is its Content-Length."""
     return len(head) + manifest.nbytes
-
-
-def sealed_head_nbytes(manifest: Manifest) -> int:
-    """The length that `frame_head` will have once every leaf has its digest.
-
-    msgpack writes the 16 bytes of a digest behind the same two bytes as an empty one.
-    """
-    missing = sum(DIGEST_BYTES - len(leaf.digest) for leaf in manifest.leaves)
-    return _page_end(_HEADER.size + len(encode(manifest)) + missing)
 
 
 def frame_parts(head: bytes, bundle: Bundle) -> Iterator[memoryview]:

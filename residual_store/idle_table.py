@@ -51,7 +51,10 @@ class IdleTable:
 
     def has(self, start: int, nbytes: int, run: str) -> bool:
         """Whether a block is there, and is what it seemed to be."""
-        return any(start == found for found in self.matching(nbytes, 1 << 62, run))
+        return any(
+            entry["nbytes"] >= nbytes and entry["run"].tobytes() == _digest(run)
+            for entry in self._entries[self._entries["start"] == start]
+        )
 
 
 def _digest(run: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, cast
 import msgspec
 
 from residual_store import dtypes
+from residual_store.digest import NO_DIGEST
 from residual_store.errors import InvalidManifest
 from residual_store.fields import Fields, is_shape
 from residual_store.settings import Settings
@@ -126,7 +127,7 @@ class Leaf(Entry, frozen=True, kw_only=True):
     """One residual array: where it sits in the VJP object, what it is, and where its bytes are.
 
     ``offset`` counts from the start of the leaf area, ``nbytes`` is the length after ``encoding``, and ``digest`` is
-    the xxh3-128 of those bytes, empty until it is taken.
+    the xxh3-128 of those bytes, `NO_DIGEST` until it is taken.
     A "shared" leaf has its bytes elsewhere, once for its run, under its digest, dtype and shape.
     A "tiled" leaf is its first shard again and again along dimension 0, and has the bytes of that one alone; a
     "shared_tile" has even those elsewhere.
@@ -145,7 +146,7 @@ class Leaf(Entry, frozen=True, kw_only=True):
     same_array: bool = False
     offset: int = 0
     nbytes: int = 0
-    digest: bytes = b""
+    digest: bytes = NO_DIGEST
     shards: tuple[()] = ()
     weak_type: bool = False
     committed: bool = False

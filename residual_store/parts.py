@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from residual_store.blocks import Blocks, Start
 from residual_store.bundle import Bundle, Payload
+from residual_store.digest import NO_DIGEST
 from residual_store.dtypes import DTYPES, name_of
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.layout import offsets_of
@@ -41,7 +42,6 @@ ATTEMPT = "residual-store.attempt"
 """The label that is equal in the parts of one offload, and in no others."""
 
 MOST_PARTS = 65_536
-_NO_DIGEST = bytes(16)
 _DESCRIPTION = "part"
 _PATH_CHARS = 1024
 
@@ -137,11 +137,11 @@ def _repeated(leaves: Sequence[Leaf], identities: Sequence[int]) -> list[Leaf]:
     return found
 
 
-def _laid_out(manifest: Manifest, leaves: Sequence[Leaf], digest: bytes = _NO_DIGEST) -> Manifest:
+def _laid_out(manifest: Manifest, leaves: Sequence[Leaf]) -> Manifest:
     """The manifest with these leaves, their lengths and places as their encodings want them."""
     lengths = [leaf.encoded_nbytes for leaf in leaves]
     placed = [
-        leaf.changed(nbytes=nbytes, offset=offset, digest=digest)
+        leaf.changed(nbytes=nbytes, offset=offset, digest=NO_DIGEST)
         for leaf, nbytes, offset in zip(leaves, lengths, offsets_of(lengths), strict=True)
     ]
     return replace(manifest, leaves=tuple(placed))
@@ -214,7 +214,7 @@ def join(parts: Sequence[Bundle], settings: Settings, allocate: Callable[[int], 
         Blocks(dtype=DTYPES[leaf.dtype], shape=leaf.shape, blocks=blocks)
         for leaf, blocks in zip(whole.leaves, _blocks_of(parts, whole), strict=True)
     ]
-    whole = _laid_out(whole, list(map(_encoded, whole.leaves, wholes)), digest=b"")
+    whole = _laid_out(whole, list(map(_encoded, whole.leaves, wholes)))
     segment = allocate(whole.nbytes)
     end = 0
     for leaf, found in zip(whole.leaves, wholes, strict=True):

@@ -58,14 +58,13 @@ class Admission:
         if not is_shared:
             raise SegmentUnavailable("there is no shared memory left; send the bytes in the body")
 
-    def adopt(
-        self, key: str, block: BlockName, manifest: Manifest, *, if_exists: IfExists = "error"
-    ) -> Segment:
-        """The segment in the block that a client has taken, and filled with the leaves of ``manifest``.
+    def adopt(self, key: str, block: BlockName, manifest: Manifest) -> Segment:
+        """The segment in the block that a client has taken, and fills with the leaves of ``manifest``.
 
-        Raises `SegmentUnavailable` if that is no such block, and whatever `admit` raises.
+        What stands under the key is looked at when all digests are there.
+        Raises `SegmentUnavailable` if that is no such block, and whatever `admit` raises but `AlreadyExists`.
         """
-        self._check(key, manifest, if_exists)
+        self._check(key, manifest, if_exists="replace")
         segment = self._memory.adopt(block, manifest.nbytes, run=run_of(key))
         if segment is None:
             raise SegmentUnavailable(

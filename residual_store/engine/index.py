@@ -78,11 +78,10 @@ class Index:
             ),
             *(stat.digest, stat.content, entry.generation, entry.paths, run_of(stat.key)),
         )
-        for leaf in entry.leaves:
-            self._run(
-                "INSERT INTO leaves (key, number, shared_key, is_shared) VALUES (?, ?, ?, ?)",
-                *(stat.key, leaf.number, leaf.shared_key, leaf.is_shared),
-            )
+        self._file.run_for_each(
+            "INSERT INTO leaves (key, number, shared_key, is_shared) VALUES (?, ?, ?, ?)",
+            [(stat.key, leaf.number, leaf.shared_key, leaf.is_shared) for leaf in entry.leaves],
+        )
 
     def get(self, key: str) -> Entry | None:
         """The row of one bundle, if there is one."""

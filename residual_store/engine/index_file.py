@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from residual_store.errors import InternalError, StoreFull
@@ -49,6 +49,11 @@ class IndexFile:
         """The rows that one statement gives; raises `InternalError`, or `StoreFull` if the disk is."""
         with self._lock, _told_apart():
             return self._database.execute(statement, values).fetchall()
+
+    def run_for_each(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Run one statement with the values of each row; raises what `run` does."""
+        with self._lock, _told_apart():
+            self._database.executemany(statement, rows)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:

@@ -14,15 +14,17 @@ from fastapi import Request
 
 from residual_server.direct_body import EXTENSION, DirectBody
 from residual_store.bundle import Bundle
+from residual_store.digest import DIGEST_BYTES
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidFrame, InvalidOption, TooLarge, UnsupportedMedia, UploadStalled
 from residual_store.frame import MEDIA_TYPE, FrameReader
+from residual_store.place import BlockName
 from residual_store.segments import Segment
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import IfExists
 
-__all__ = ["receive_bundle", "receive_head", "receive_leaves", "receive_program", "slices"]
+__all__ = ["receive_bundle", "receive_leaves", "receive_placed", "receive_program", "slices"]
 
 _SLICE = 1 << 20
 _DIRECT = 256 << 10
@@ -52,25 +54,56 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
     return replace(reader.bundle(), place=segment.place if segment is not None else None)
 
 
-async def receive_head(request: Request, settings: Settings) -> FrameReader:
-    """The head of a frame, which is all that is in the body: a client on this host has put the leaves into a segment."""
-    reader = _reader(request, settings, leaves_apart=True)
-    async with contextlib.aclosing(_chunks(request, settings)) as chunks:
+async def receive_placed(request: Request, store: LocalStore, key: str, block: BlockName) -> Bundle:
+    """The bundle whose head is in the body, and whose leaves a client on this host puts into a block that it has taken.
+
+    The digests of all leaves may follow the head.
+    So a client sends the head first and then copies the leaves, and when that is done nothing else is left to be looked at.
+    """
+    _check_headers(request)
+    reader, digests = FrameReader(store.settings, leaves_apart=True), bytearray()
+    placed: Bundle | None = None
+    async with contextlib.aclosing(_chunks(request, store.settings)) as chunks:
         async for chunk in chunks:
-            if reader.feed(chunk):
-                raise InvalidFrame("the body goes on after the head; the leaves are in the segment")
-    if reader.manifest is None:
+            digests += reader.feed(chunk)
+            if placed is None and reader.manifest is not None:
+                adopt = functools.partial(_placed, store, key, reader, block)
+                placed = await anyio.to_thread.run_sync(adopt)
+            if placed is not None and len(digests) > DIGEST_BYTES * len(placed.manifest.leaves):
+                break
+    if placed is None:
         raise InvalidFrame("the body ends before the head of the frame does")
-    return reader
+    return _sealed(placed, bytes(digests))
 
 
-def _reader(request: Request, settings: Settings, *, leaves_apart: bool = False) -> FrameReader:
+def _placed(store: LocalStore, key: str, reader: FrameReader, block: BlockName) -> Bundle:
+    assert reader.manifest is not None
+    segment = store.admission.adopt(key, block, reader.manifest)
+    return replace(reader.adopt(segment.memory), place=segment.place)
+
+
+def _sealed(bundle: Bundle, digests: bytes) -> Bundle:
+    leaves = len(bundle.manifest.leaves)
+    if len(digests) not in (0, DIGEST_BYTES * leaves):
+        raise InvalidFrame(
+            "with a segment, the body is the head of the frame, or the head and a digest of 16 bytes for each leaf; "
+            f"here {len(digests)} bytes follow the head, and there are {leaves} leaves"
+        )
+    if digests:
+        starts = range(0, len(digests), DIGEST_BYTES)
+        bundle = bundle.with_digests([digests[start : start + DIGEST_BYTES] for start in starts])
+    if not bundle.is_sealed:
+        raise InvalidFrame("a leaf has no digest; send those of all leaves after the head")
+    return bundle
+
+
+def _reader(request: Request, settings: Settings) -> FrameReader:
     length = _check_headers(request)
     if length is not None and length > settings.max_bundle_bytes:
         raise TooLarge(
             f"the body has {length} bytes; the limit max_bundle_bytes is {settings.max_bundle_bytes}"
         )
-    return FrameReader(settings, total=length, leaves_apart=leaves_apart)
+    return FrameReader(settings, total=length)
 
 
 async def _filled_directly(request: Request, reader: FrameReader, settings: Settings) -> bool:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from residual_store import Bundle, Store, open_store
+from residual_store.copier import Copier
 from residual_store.errors import InvalidFrame, NotFound, SegmentUnavailable
 from residual_store.frame import frame_head
+from residual_store.manifest import Manifest
 from residual_store.neighbour import Neighbour
 from tests.server.raw import Connection, head_of
 from tests.servers import Server, running_server, start_server, until
@@ -186,14 +188,51 @@ def test_a_block_that_nobody_has_is_refused(store: Store, memory_server: Server)
     assert not _is_there(store, "block/b")
 
 
-def test_a_body_that_goes_on_after_the_head_is_refused(memory_server: Server) -> None:
-    """With a segment, the body is the head of the frame and nothing more."""
-    head = frame_head(noise(8 * MIB).sealed().manifest) + b"more"
-    with Connection(memory_server.url) as connection:
-        path = f"/v1/bundles/block/c?segment=residual-store-0123456789abcdef:65536:{'5a' * 16}"
-        connection.send(head_of("PUT", path, {"Content-Length": str(len(head))}), head)
-        answer = connection.answer()
-    assert (answer.status, answer.code) == (400, InvalidFrame.code)
+class TestDigests:
+    """What may follow the head of a frame whose leaves are in a segment: the digest of each leaf."""
+
+    bundle = Bundle.of_arrays({name: np.arange(MIB, dtype=np.int32) + at for at, name in enumerate("abc")})
+    sealed = bundle.sealed().manifest
+
+    @pytest.mark.parametrize("count", [1, 16, 16 * len(sealed.leaves) - 1, 16 * len(sealed.leaves) + 1])
+    @pytest.mark.parametrize("manifest", [bundle.manifest, sealed])
+    def test_another_length_is_refused(self, memory_server: Server, manifest: Manifest, count: int) -> None:
+        """Nothing is stored."""
+        assert self._put(memory_server, frame_head(manifest) + b"d" * count) == (400, InvalidFrame.code)
+
+    def test_a_leaf_without_a_digest_is_refused(self, memory_server: Server) -> None:
+        """Zeros stand for a digest that is not taken."""
+        head, zeros = frame_head(self.bundle.manifest), bytes(16 * len(self.sealed.leaves))
+        assert self._put(memory_server, head) == (400, InvalidFrame.code)
+        assert self._put(memory_server, head + zeros) == (400, InvalidFrame.code)
+
+    def test_another_digest_is_refused(self, memory_server: Server) -> None:
+        """One that contradicts the manifest names the leaf."""
+        digests = b"".join([leaf.digest for leaf in self.sealed.leaves[:-1]]) + b"d" * 16
+        assert self._put(memory_server, frame_head(self.sealed) + digests) == (400, InvalidFrame.code)
+
+    def test_they_complete_the_manifest(self, memory_server: Server, other: Store) -> None:
+        """The bundle is the same as that of a manifest which had them; it is there once and not again for a second put."""
+        digests = b"".join(leaf.digest for leaf in self.sealed.leaves)
+        assert self._put(memory_server, frame_head(self.bundle.manifest) + digests) == (201, None)
+        assert_equal(other.get("digests/a", verify=True), self.bundle)
+        assert self._put(memory_server, frame_head(self.sealed)) == (200, None)
+        assert self._put(memory_server, frame_head(self.sealed) + digests) == (200, None)
+        other.delete("digests/a")
+
+    def _put(self, server: Server, body: bytes) -> tuple[int, str | None]:
+        """Status and code of a put whose leaves are in a block that was taken for it."""
+        with Connection(server.url) as connection:
+            connection.send(head_of("POST", f"/v1/segments?key=digests/a&nbytes={self.sealed.nbytes}"))
+            assert connection.answer().status == 204
+            taken = Neighbour(_capabilities(server)).take(self.sealed.nbytes, "digests")
+            assert taken is not None
+            block, memory = taken
+            self.bundle.copied_into(memory, copier=Copier())
+            path = f"/v1/bundles/digests/a?segment={block.to_text()}"
+            connection.send(head_of("PUT", path, {"Content-Length": str(len(body))}), body)
+            answer = connection.answer()
+        return answer.status, answer.code if answer.status >= 300 else None
 
 
 def test_a_segment_is_verified_when_it_is_asked_for(store: Store, other: Store) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store import Bundle
+from residual_store.digest import NO_DIGEST
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.leaf import MeshSharding
 from residual_store.manifest import UserValue, encode
@@ -55,7 +56,7 @@ def sharded(arrays: Mapping[str, tuple[Host, int]], *, user: Mapping[str, UserVa
             encoding="raw",
             alias_of=None,
             same_array=False,
-            digest=b"",
+            digest=NO_DIGEST,
             sharding=split(count, ndim=host.ndim) if count > 1 else None,
         )
         for leaf, (host, count) in zip(manifest.leaves, arrays.values(), strict=True)

@@ -11,12 +11,11 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from residual_server.body import receive_bundle, receive_head, slices
+from residual_server.body import receive_bundle, receive_placed, slices
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import Bundle
-from residual_store.engine.local import LocalStore
-from residual_store.frame import MEDIA_TYPE, FrameReader, frame_head, frame_nbytes, frame_parts
+from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.parts import Part
 from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
 from residual_store.stat import digest_of_manifest
@@ -71,7 +70,8 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
 
-        With `segment`, the body ends before the leaf area, which is in shared memory.
+        With `segment`, the body ends before the leaf area, which is in shared memory; the digests of all leaves may follow
+        the head, which then has zeros for them.
         """
         service.check_key(request, key, "write")
         store.durability(durability)
@@ -81,13 +81,12 @@ def router(service: Service) -> APIRouter:
         if segment is None:
             bundle = await receive_bundle(request, store, key, admitted)
         else:
-            head, block = await receive_head(request, store.settings), BlockName.of_text(segment)
+            bundle = await receive_placed(request, store, key, BlockName.of_text(segment))
 
         def put() -> tuple[Receipt, Place | None]:
-            whole = bundle if segment is None else _adopted(store, key, head, block, admitted)
-            receipt = store.put(key, whole, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
+            receipt = store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
             stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
-            return receipt, whole.place if stays else None
+            return receipt, bundle.place if stays else None
 
         receipt, place = await service.call(put)
         receipt = replace(receipt, transport="http" if segment is None else "segment")
@@ -150,13 +149,6 @@ def router(service: Service) -> APIRouter:
         await service.call(lambda: store.delete(key))
 
     return routes
-
-
-def _adopted(store: LocalStore, key: str, head: FrameReader, block: BlockName, if_exists: IfExists) -> Bundle:
-    """The bundle whose leaves a client has put into a block that it has taken."""
-    assert head.manifest is not None
-    segment = store.admission.adopt(key, block, head.manifest, if_exists=if_exists)
-    return replace(head.adopt(segment.memory), place=segment.place)
 
 
 async def _frame(head: bytes, bundle: Bundle) -> AsyncIterator[memoryview]:
