@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,36 +38,25 @@ class Copier:
 
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
-        leaves = [LeafCopy(source, target, base=base, copied=copied) for source, target, base in copies]
-        digests = [NO_DIGEST] * len(leaves)
-        left = deque(range(len(leaves)))
-
-        def work(take: Callable[[], int]) -> None:
-            while left:
-                try:
-                    index = take()
-                except IndexError:
-                    return
-                digests[index] = leaves[index].run()
-
-        def work_and_help(take: Callable[[], int]) -> None:
-            work(take)
-            for leaf in leaves:
-                leaf.help()
-
-        helping = self._help(copies, lambda: work_and_help(left.pop))
+        if not self._is_worth_a_thread(copies):
+            return [
+                LeafCopy(source, target, base=base, copied=copied).run() for source, target, base in copies
+            ]
+        copying = _Copying(copies, copied)
+        helping = self._start(copying.from_the_end)
         try:
-            (work if helping is None else work_and_help)(left.popleft)
+            copying.from_the_start()
         finally:
             # Nobody may write to the targets after this call, and nothing may fail unseen.
-            left.clear()
+            copying.stop()
             if helping is not None and not helping.cancel():
                 helping.result()
-        return digests
+        return copying.digests
 
-    def _help(self, copies: Sequence[Copy], work: Callable[[], None]) -> Future[None] | None:
-        if sum(source.nbytes for source, *_ in copies) < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
-            return None
+    def _is_worth_a_thread(self, copies: Sequence[Copy]) -> bool:
+        return sum(source.nbytes for source, *_ in copies) >= _WORTH_IT and len(os.sched_getaffinity(0)) > 1
+
+    def _start(self, work: Callable[[], None]) -> Future[None] | None:
         if self._second is None or self._process != os.getpid():
             # After a fork the thread is the parent's.
             self._second, self._process = ThreadPoolExecutor(1, "residual-store-copier"), os.getpid()
@@ -81,3 +71,44 @@ class Copier:
         if self._second is not None:
             self._second.shutdown(wait=False)
             self._second = None
+
+
+class _Copying:
+    """The leaves that are to be copied, and those that are being copied."""
+
+    def __init__(self, copies: Sequence[Copy], copied: Copied) -> None:
+        self.digests = [NO_DIGEST] * len(copies)
+        self._copies, self._copied = copies, copied
+        self._left = deque(range(len(copies)))
+        self._begun: list[LeafCopy] = []
+        self._beginning = threading.Lock()
+
+    def from_the_start(self) -> None:
+        """Copy the first leaf that nobody has begun, again and again, and then help with those that are begun."""
+        self._work(self._left.popleft)
+
+    def from_the_end(self) -> None:
+        """The same with the last leaf."""
+        self._work(self._left.pop)
+
+    def stop(self) -> None:
+        """Begin no leaf any more."""
+        self._left.clear()
+
+    def _work(self, take: Callable[[], int]) -> None:
+        while (begun := self._begin(take)) is not None:
+            index, leaf = begun
+            self.digests[index] = leaf.run()
+        for leaf in self._begun:
+            leaf.help()
+
+    def _begin(self, take: Callable[[], int]) -> tuple[int, LeafCopy] | None:
+        # In one step, so that who finds no leaf left finds the others among those that are begun.
+        with self._beginning:
+            if not self._left:
+                return None
+            index = take()
+            source, target, base = self._copies[index]
+            leaf = LeafCopy(source, target, base=base, copied=self._copied)
+            self._begun.append(leaf)
+            return index, leaf
