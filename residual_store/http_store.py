@@ -36,6 +36,7 @@ from residual_store.key import check_fingerprint, check_key, check_prefix, check
 from residual_store.loopback import keep_in_cache
 from residual_store.manifest import Manifest, decode
 from residual_store.parts import Part
+from residual_store.patient_send import waiting_in_kernel
 from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
@@ -194,8 +195,7 @@ class HttpStore(ClosedAtExit):
         connection = self._take()
         try:
             with _told_apart(f"{request.method} {self.url}"):
-                connection.timeout = self.settings.idle_answer_seconds + request.patience
-                sent = _send(connection, request)
+                sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
                 answer = connection.getresponse()
                 refusal = answers.refusal_of(self.url, answer) if answer.status >= 300 else None
                 result = read(answer) if refusal is None else None
@@ -236,9 +236,9 @@ def _told_apart(what: str) -> Iterator[None]:
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 
-def _send(connection: http.client.HTTPConnection, request: _Request) -> bool:
+def _send(connection: http.client.HTTPConnection, request: _Request, wait: float) -> bool:
     """Send a request; false if the server has answered before it wanted the body."""
-    body = request.body
+    body, connection.timeout = request.body, wait
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     connection.putheader("Accept", "application/msgpack, */*")
     if request.token is not None:
@@ -255,11 +255,13 @@ def _send(connection: http.client.HTTPConnection, request: _Request) -> bool:
     if asks:
         connection.putheader("Expect", "100-continue")
     connection.endheaders()
-    connection.sock.settimeout(connection.timeout)
+    connection.sock.settimeout(wait)
     if asks and not may_send(connection.sock):
         return False
-    for part in body.parts() if body is not None else ():
-        connection.send(part)
+    if body is not None:
+        with waiting_in_kernel(connection.sock, wait):
+            for part in body.parts():
+                connection.send(part)
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import anyio.to_thread
@@ -24,9 +24,8 @@ from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import IfExists
 
-__all__ = ["receive_bundle", "receive_leaves", "receive_placed", "receive_program", "slices"]
+__all__ = ["receive_bundle", "receive_leaves", "receive_placed", "receive_program"]
 
-_SLICE = 1 << 20
 _DIRECT = 256 << 10
 _BINARY = ("application/octet-stream", MEDIA_TYPE, "application/x-www-form-urlencoded", "")
 """What curl and plain HTTP clients say of a binary body; the second last is what ``curl --data-binary`` says."""
@@ -188,9 +187,3 @@ def _stalled(settings: Settings) -> UploadStalled:
     return UploadStalled(
         f"the body brought nothing for {settings.idle_body_seconds:g} s and was discarded; send it again"
     )
-
-
-def slices(part: memoryview) -> Iterator[memoryview]:
-    """``part`` in pieces that do not hold up other work on the event loop."""
-    for start in range(0, len(part), _SLICE):
-        yield part[start : start + _SLICE]

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from residual_server.direct_body import EXTENSION
+from residual_server import direct_answer, direct_body
 from residual_store.store import Store
 
 __all__ = ["Metered", "Metrics"]
@@ -90,6 +90,8 @@ class Metered:
             await send(message)
 
         await self._app(scope, counted_receive, counted_send)
-        direct = scope.get("extensions", {}).get(EXTENSION)
-        if direct is not None:
-            self._metrics.received.inc(direct.nbytes)
+        extensions = scope.get("extensions", {})
+        if (body := extensions.get(direct_body.EXTENSION)) is not None:
+            self._metrics.received.inc(body.nbytes)
+        if (answer := extensions.get(direct_answer.EXTENSION)) is not None:
+            self._metrics.sent.inc(answer.nbytes)

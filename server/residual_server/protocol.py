@@ -1,14 +1,17 @@
-"""The HTTP protocol of a connection: uvicorn's, with limits on what comes before a body, and with direct bodies."""
+"""The HTTP protocol of a connection: uvicorn's, with limits on what comes before a body, and with direct bodies and answers."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, cast
 
+import anyio
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from residual_server.direct_body import EXTENSION, DirectBody
+from residual_server import direct_answer, direct_body
+from residual_server.direct_answer import DirectAnswer, writing_threads
+from residual_server.direct_body import DirectBody
 from residual_store.settings import Settings
 
 __all__ = ["limited_protocol"]
@@ -19,17 +22,18 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close
 
 def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:
     """The protocol class for these settings; uvicorn makes one object of it for each connection."""
-    return type("LimitedProtocol", (_LimitedProtocol,), {"settings": settings})
+    return type("LimitedProtocol", (_LimitedProtocol,), {"settings": settings, "threads": writing_threads()})
 
 
 class _LimitedProtocol(HttpToolsProtocol):
     """Closes a connection when a request's headers are too slow or too large, or when nobody takes its answer; uvicorn has a
     limit for none of them.
 
-    It offers a `DirectBody` in the scope of each request.
+    It offers a `DirectBody` and a `DirectAnswer` in the scope of each request.
     """
 
     settings: Settings
+    threads: anyio.CapacityLimiter
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,8 +69,11 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._end_head()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            direct = DirectBody(self.transport, _Request(self, self.cycle))
-            cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: direct}
+            request = _Request(self, self.cycle)
+            cast("dict[str, Any]", self.scope)["extensions"] = {
+                direct_body.EXTENSION: DirectBody(self.transport, request),
+                direct_answer.EXTENSION: DirectAnswer(self.transport, request, self.threads),
+            }
 
     def _start_head(self) -> None:
         self._head_bytes = 0
@@ -121,9 +128,27 @@ class _LimitedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         self.flow.resume_reading()
 
+    def begin_writing(self) -> bool:
+        """Read nothing, if all that was to be written is written, and not for TLS."""
+        transport = self.transport
+        if (
+            transport.is_closing()
+            or transport.get_write_buffer_size()
+            or transport.get_extra_info("ssl_object")
+        ):
+            return False
+        self.flow.pause_reading()
+        return True
+
+    def end_writing(self, cycle: RequestResponseCycle, nbytes: int) -> None:
+        """Go on reading, and count what was written of an answer."""
+        cycle.expected_content_length -= nbytes
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
 
 class _Request:
-    """One request on a connection: what a direct body gives its transport back to."""
+    """One request on a connection: what a direct body, or a thread that writes the answer, gives its transport back to."""
 
     def __init__(self, protocol: _LimitedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
@@ -134,6 +159,12 @@ class _Request:
 
     def end_direct(self, whole: bool) -> None:
         self._protocol.end_direct(self._cycle, whole)
+
+    def begin_writing(self) -> bool:
+        return self._protocol.begin_writing()
+
+    def end_writing(self, nbytes: int) -> None:
+        self._protocol.end_writing(self._cycle, nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._protocol.connection_lost(exc)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
-from residual_server.body import receive_bundle, receive_placed, slices
+from residual_server.body import receive_bundle, receive_placed
+from residual_server.parts_response import PartsResponse
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
-from residual_store.bundle import Bundle
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.parts import Part
 from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
@@ -100,7 +98,7 @@ def router(service: Service) -> APIRouter:
     @routes.get(
         "/v1/bundles/{key:path}",
         operation_id="getBundle",
-        response_class=StreamingResponse,
+        response_class=Response,
         responses={200: {"content": _FRAME}},
     )
     async def get_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
@@ -127,7 +125,7 @@ def router(service: Service) -> APIRouter:
             return Response(head, headers=headers, media_type=MEDIA_TYPE)
         if length <= _AT_ONCE:
             return Response(b"".join(frame_parts(head, bundle)), headers=headers, media_type=MEDIA_TYPE)
-        return StreamingResponse(_frame(head, bundle), headers=headers, media_type=MEDIA_TYPE)
+        return PartsResponse(frame_parts(head, bundle), headers=headers, media_type=MEDIA_TYPE)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)
     async def head_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
@@ -149,9 +147,3 @@ def router(service: Service) -> APIRouter:
         await service.call(lambda: store.delete(key))
 
     return routes
-
-
-async def _frame(head: bytes, bundle: Bundle) -> AsyncIterator[memoryview]:
-    for part in frame_parts(head, bundle):
-        for piece in slices(part):
-            yield piece
