@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from residual_store import encoding
 from residual_store.copier import Copier
-from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
+from residual_store.digest import Copied, Payload, digest_of
 from residual_store.dtypes import name_of
 from residual_store.errors import DataLoss, InvalidFrame
 from residual_store.layout import offsets_of
@@ -132,7 +132,7 @@ class Bundle:
     @property
     def is_sealed(self) -> bool:
         """Whether every leaf has its digest."""
-        return all(leaf.digest != NO_DIGEST for leaf in self.manifest.leaves)
+        return all(leaf.is_sealed for leaf in self.manifest.leaves)
 
     def sealed(self, *, check: bool = False) -> Bundle:
         """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
@@ -140,7 +140,7 @@ class Bundle:
             return self
         self._check_lengths()
         digests = [
-            digest_of(payload) if not leaf.is_shared and (check or leaf.digest == NO_DIGEST) else leaf.digest
+            digest_of(payload) if not leaf.is_shared and (check or not leaf.is_sealed) else leaf.digest
             for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
         ]
         return self.with_digests(digests)
@@ -190,7 +190,7 @@ class Bundle:
         leaves = []
         for leaf in self.manifest.leaves:
             digest = digests[self.manifest.source(leaf.index).index]
-            if leaf.digest not in (NO_DIGEST, digest):
+            if leaf.is_sealed and leaf.digest != digest:
                 raise damaged(leaf, InvalidFrame)
             leaves.append(leaf if leaf.digest == digest else msgspec.structs.replace(leaf, digest=digest))
         return replace(self.manifest, leaves=tuple(leaves))

@@ -160,6 +160,11 @@ class Leaf(Entry, frozen=True, kw_only=True):
         return math.prod(self.shape)
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether its digest is taken."""
+        return self.digest != NO_DIGEST
+
+    @property
     def is_shared(self) -> bool:
         """Whether the bytes are held once for the run and not in the bundle."""
         return self.encoding in _OWN

@@ -44,6 +44,7 @@ class SharedLeaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @classmethod
     def of(cls, leaf: Leaf) -> Self:
         """The name of a leaf that is raw, tiled or shared, and has its digest."""
+        assert leaf.is_sealed, "all leaves of one shape would have one name"
         return cls(digest=leaf.digest.hex(), dtype=leaf.dtype, shape=leaf.tile_shape)
 
     def key(self, run: str) -> str:

@@ -106,7 +106,7 @@ def _encoded(residuals: Sequence[Residual], staging: Staging) -> list[Leaf]:
             alias_of=one.alias_of,
             same_array=one.same_array,
             nbytes=one.payload.nbytes,
-            digest=one.digest or digest_of(one.payload),
+            digest=digest_of(one.payload),
         )
         for leaf, one in zip(leaves, encoded, strict=True)
     ]

@@ -133,7 +133,7 @@ class KnownLeaves:
             return bundle, bundle
         leaves = list(bundle.manifest.leaves)
         for leaf, _ in asked:
-            digest = leaf.digest or digest_of(bundle.payloads[leaf.index])
+            digest = leaf.digest if leaf.is_sealed else digest_of(bundle.payloads[leaf.index])
             leaves[leaf.index] = leaf.changed(digest=digest)
         whole = replace(bundle, manifest=replace(bundle.manifest, leaves=tuple(leaves)))
         names = [SharedLeaf.of(leaves[leaf.index]) for leaf, _ in asked]
