@@ -134,15 +134,21 @@ class Bundle:
         """Whether every leaf has its digest."""
         return all(leaf.is_sealed for leaf in self.manifest.leaves)
 
-    def sealed(self, *, check: bool = False) -> Bundle:
-        """The same bundle with the digest of every leaf; with ``check``, raises `InvalidFrame` as `copied_into` does."""
+    def sealed(self, *, check: bool = False, copier: Copier | None = None) -> Bundle:
+        """The same bundle with the digest of every leaf, taken by the ``copier`` if there is one.
+
+        With ``check``, raises `InvalidFrame` as `copied_into` does.
+        """
         if self.is_sealed and not check:
             return self
         self._check_lengths()
-        digests = [
-            digest_of(payload) if not leaf.is_shared and (check or not leaf.is_sealed) else leaf.digest
-            for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True)
-        ]
+        leaves = self.manifest.leaves
+        hashed = [leaf.index for leaf in leaves if not leaf.is_shared and (check or not leaf.is_sealed)]
+        payloads = [self.payloads[index] for index in hashed]
+        taken = copier.digests(payloads) if copier is not None else map(digest_of, payloads)
+        digests = [leaf.digest for leaf in leaves]
+        for index, digest in zip(hashed, taken, strict=True):
+            digests[index] = digest
         return self.with_digests(digests)
 
     def copied_into(

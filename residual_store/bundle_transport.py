@@ -105,7 +105,7 @@ class BundleTransport:
             return receipt
         if bundle.manifest.nbytes < self._settings.mapped_bytes:
             note = f"below {self._settings.mapped_bytes} bytes one request is faster"
-        bundle = bundle.sealed()
+        bundle = bundle.sealed(copier=self._copier)
         head = frame_head(bundle.manifest)
         body = Body(
             frame_nbytes(head, bundle.manifest),

@@ -1,4 +1,4 @@
-"""The copier: copies leaves to where they stay, with a second thread where there is a second core."""
+"""The copier: copies and hashes leaves, with a second thread where there is a second core."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
 
-from residual_store.digest import NO_DIGEST, Copied, Payload
+from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
 from residual_store.leaf_copy import LeafCopy
 
 __all__ = ["Copier", "Copy"]
@@ -17,6 +19,16 @@ type Copy = tuple[Payload, Payload, int]
 """Source, target, and where the target starts in the whole."""
 
 _WORTH_IT = 16 << 20
+
+
+class _Leaf(Protocol):
+    """What two threads do with one leaf."""
+
+    def run(self) -> bytes:
+        """Do it, and return the digest; called once."""
+
+    def help(self) -> None:
+        """Do what the thread in `run` has not come to."""
 
 
 class Copier:
@@ -38,23 +50,28 @@ class Copier:
 
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
-        if not self._is_worth_a_thread(copies):
-            return [
-                LeafCopy(source, target, base=base, copied=copied).run() for source, target, base in copies
-            ]
-        copying = _Copying(copies, copied)
-        helping = self._start(copying.from_the_end)
+        leaves = [
+            partial(LeafCopy, source, target, base=base, copied=copied) for source, target, base in copies
+        ]
+        return self._run(leaves, sum(source.nbytes for source, *_ in copies))
+
+    def digests(self, payloads: Sequence[Payload]) -> list[bytes]:
+        """The digests of payloads that stay where they are, in order."""
+        return self._run([partial(_Whole, payload) for payload in payloads], sum(map(len, payloads)))
+
+    def _run(self, leaves: Sequence[Callable[[], _Leaf]], nbytes: int) -> list[bytes]:
+        if nbytes < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
+            return [leaf().run() for leaf in leaves]
+        sharing = _Sharing(leaves)
+        helping = self._start(sharing.from_the_end)
         try:
-            copying.from_the_start()
+            sharing.from_the_start()
         finally:
             # Nobody may write to the targets after this call, and nothing may fail unseen.
-            copying.stop()
+            sharing.stop()
             if helping is not None and not helping.cancel():
                 helping.result()
-        return copying.digests
-
-    def _is_worth_a_thread(self, copies: Sequence[Copy]) -> bool:
-        return sum(source.nbytes for source, *_ in copies) >= _WORTH_IT and len(os.sched_getaffinity(0)) > 1
+        return sharing.digests
 
     def _start(self, work: Callable[[], None]) -> Future[None] | None:
         if self._second is None or self._process != os.getpid():
@@ -73,18 +90,31 @@ class Copier:
             self._second = None
 
 
-class _Copying:
-    """The leaves that are to be copied, and those that are being copied."""
+class _Whole:
+    """A leaf that is hashed as a whole."""
 
-    def __init__(self, copies: Sequence[Copy], copied: Copied) -> None:
-        self.digests = [NO_DIGEST] * len(copies)
-        self._copies, self._copied = copies, copied
-        self._left = deque(range(len(copies)))
-        self._begun: list[LeafCopy] = []
+    def __init__(self, payload: Payload) -> None:
+        self._payload = payload
+
+    def run(self) -> bytes:
+        return digest_of(self._payload)
+
+    def help(self) -> None:
+        """Nobody can: each byte counts for the next one."""
+
+
+class _Sharing:
+    """The leaves that two threads share: those that nobody has begun, and those that somebody has."""
+
+    def __init__(self, leaves: Sequence[Callable[[], _Leaf]]) -> None:
+        self.digests = [NO_DIGEST] * len(leaves)
+        self._leaves = leaves
+        self._left = deque(range(len(leaves)))
+        self._begun: list[_Leaf] = []
         self._beginning = threading.Lock()
 
     def from_the_start(self) -> None:
-        """Copy the first leaf that nobody has begun, again and again, and then help with those that are begun."""
+        """Do the first leaf that nobody has begun, again and again, and then help with those that are begun."""
         self._work(self._left.popleft)
 
     def from_the_end(self) -> None:
@@ -102,13 +132,12 @@ class _Copying:
         for leaf in self._begun:
             leaf.help()
 
-    def _begin(self, take: Callable[[], int]) -> tuple[int, LeafCopy] | None:
+    def _begin(self, take: Callable[[], int]) -> tuple[int, _Leaf] | None:
         # In one step, so that who finds no leaf left finds the others among those that are begun.
         with self._beginning:
             if not self._left:
                 return None
             index = take()
-            source, target, base = self._copies[index]
-            leaf = LeafCopy(source, target, base=base, copied=self._copied)
+            leaf = self._leaves[index]()
             self._begun.append(leaf)
             return index, leaf

@@ -76,7 +76,7 @@ class Admission:
         """A bundle of the caller's memory, sealed, and copied if it is to stay in memory."""
         if durability == "host" and not self._catalog.may_refuse(key, if_exists):
             return self._copied(bundle, self._memory.allocate(bundle.manifest.nbytes, run=run_of(key)))
-        bundle = bundle.sealed(check=True)
+        bundle = bundle.sealed(check=True, copier=self._copier)
         if durability == "host":
             segment = self.admit(key, bundle.manifest, if_exists=if_exists)
             return self._copied(bundle, segment)

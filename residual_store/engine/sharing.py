@@ -85,7 +85,7 @@ class Sharing:
         if self._on_disk.keep(key, self._until()):
             return True
         # Outside of the locks, because it may take memory, and so spill other bundles.
-        bundle = self._made(run, leaf, lambda bundle: bundle.sealed(check=True))
+        bundle = self._made(run, leaf, lambda bundle: bundle.sealed(check=True, copier=self._copier))
         return bundle is not None and self._on_disk.keep(key, self._until(), bundle=bundle)
 
     def _in_host(self, run: str, leaf: SharedLeaf) -> bool:

@@ -40,6 +40,13 @@ def test_every_leaf_is_copied_with_its_digest(copier: Copier, sizes: tuple[int, 
         assert all(np.array_equal(source, target) for source, target, _ in copies)
 
 
+@pytest.mark.parametrize("sizes", [(), (0, 3), (17 * MIB + 3,), (9 * MIB, 1, 9 * MIB + 5, 0, MIB)])
+def test_leaves_that_stay_have_the_same_digests(copier: Copier, sizes: tuple[int, ...]) -> None:
+    """Whichever thread has taken them."""
+    sources = [source for source, *_ in _copies(*sizes)]
+    assert copier.digests(sources) == list(map(digest_of, sources))
+
+
 def test_what_is_told_covers_every_byte_once(copier: Copier) -> None:
     """Parts are told of by whoever copies them."""
     told: list[tuple[int, int]] = []
