@@ -22,8 +22,8 @@ type Measured = Mapping[str, Mapping[str, Times]]
 class Pace:
     """How many rounds warm up, and when to stop: after so many rounds, or after so many seconds and at least a few rounds.
 
-    In its ``turn`` a way goes so many times in a row: what a caller who does one thing meets is a steady state, and not the
-    caches and the idle processor that another way left behind.
+    In its ``turn`` a way goes once, which does not count, and then so many times in a row: what a caller who does one thing
+    meets is a steady state, and not the caches, the busy disk and the idle processor that another way left behind.
     """
 
     warm_up: int
@@ -68,6 +68,8 @@ class _Course:
     def round(self) -> None:
         self._random.shuffle(self._turns)
         for way, watch in self._turns:
+            with watch.stopped():
+                way.round(self._workload, watch)
             for _ in range(self._turn):
                 way.round(self._workload, watch)
 

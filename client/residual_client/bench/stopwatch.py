@@ -52,13 +52,24 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self._is_stopped = False
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Take the duration of what stands in the with statement; nothing, if it raises."""
         started = time.perf_counter()
         yield
-        self._seconds[name].append(time.perf_counter() - started)
+        if not self._is_stopped:
+            self._seconds[name].append(time.perf_counter() - started)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Take no duration for as long as this lasts."""
+        self._is_stopped = True
+        try:
+            yield
+        finally:
+            self._is_stopped = False
 
     def reset(self) -> None:
         """Forget all durations, as after the warm-up."""
