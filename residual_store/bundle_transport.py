@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ __all__ = ["Body", "BundleTransport", "Exchange"]
 
 
 _LARGE = 512 << 20
+_MOST_LENT = 64
+"""Each holds a descriptor, of which a client has some left for what it reads."""
 _TOLD_EVERY = 4 << 20
 
 
@@ -77,6 +80,7 @@ class BundleTransport:
         self._settings = settings
         self._pool = SegmentPool(total=settings.host_budget, idle_seconds=settings.segment_idle_seconds)
         self._own_puts = OwnPuts()
+        self._lent: dict[int, BlockName] = {}
         self._copier = Copier()
         self._neighbourhood = Neighbourhood(
             lambda: exchange("GET", "/v1/capabilities", answers.read_json), wanted=segments
@@ -124,13 +128,38 @@ class BundleTransport:
     ) -> Receipt | None:
         """Put through a segment of the server; None if there is none to take."""
         nbytes = bundle.manifest.nbytes
-        if nbytes < max(self._settings.mapped_bytes, 1):
+        if not self._is_mapped(nbytes):
             return None
-        taken = self._neighbourhood.take(nbytes, run_of(key), lambda: self._prepare(key, nbytes))
+        taken = self._lent_for(bundle) or self._neighbourhood.take(
+            nbytes, run_of(key), lambda: self._prepare(key, nbytes)
+        )
         if taken is None:
             return None
         block, memory = taken
-        forget, count = self._forgetting(block, nbytes), _counted(moved)
+        sealed = self._filling(bundle, block, memory, moved)
+        head, is_filled = frame_head(bundle.manifest), memory is bundle.area
+
+        def parts() -> Iterator[memoryview]:
+            yield memoryview(head)
+            if not is_filled:
+                # While the bytes are copied, the server checks the request and takes the block over; it stores nothing
+                # before the digests come.
+                yield memoryview(b"".join(leaf.digest for leaf in sealed().leaves))
+
+        body = Body(len(head) + (0 if is_filled else DIGEST_BYTES * len(bundle.manifest.leaves)), parts)
+        ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
+        query = {**query, "segment": block.to_text()}
+        receipt, place = self._exchange("PUT", path, answers.read_placed_receipt, query=query, body=body)
+        self._neighbourhood.share(block)
+        if place is not None and not bundle.manifest.shared:
+            self._own_puts.note(key, sealed(), place, ends=ends)
+        return receipt
+
+    def _filling(
+        self, bundle: Bundle, block: BlockName, memory: Payload, moved: Callable[[int], object]
+    ) -> Callable[[], Manifest]:
+        """What has the leaves in the block and gives the sealed manifest."""
+        forget, count = self._forgetting(block, bundle.manifest.nbytes), _counted(moved)
 
         def copied(start: int, stop: int) -> None:
             forget(start, stop)
@@ -139,24 +168,36 @@ class BundleTransport:
         # Once, even if the request is sent again: the server may have the bundle by then.
         @functools.cache
         def sealed() -> Manifest:
-            manifest = bundle.copied_into(memory, copier=self._copier, copied=copied).manifest
-            moved(nbytes)
-            return manifest
+            filled = bundle
+            if memory is not bundle.area:
+                filled = bundle.copied_into(memory, copier=self._copier, copied=copied)
+            moved(bundle.manifest.nbytes)
+            return filled.manifest
 
-        head = frame_head(bundle.manifest)
+        return sealed
 
-        def parts() -> Iterator[memoryview]:
-            yield memoryview(head)
-            # While the bytes are copied, the server checks the request and takes the block over.
-            yield memoryview(b"".join(leaf.digest for leaf in sealed().leaves))
+    def lend(self, key: str, nbytes: int) -> Payload | None:
+        """The memory of an idle block of the server, if there is one to be taken without a request."""
+        if not self._is_mapped(nbytes) or len(self._lent) >= _MOST_LENT:
+            return None
+        taken = self._neighbourhood.take_at_hand(nbytes, run_of(key))
+        if taken is None:
+            return None
+        block, memory = taken
+        self._lent[_address(memory)] = block
+        weakref.finalize(memory, self._lent.pop, _address(memory), None).atexit = False
+        return memory
 
-        body = Body(len(head) + DIGEST_BYTES * len(bundle.manifest.leaves), parts)
-        ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
-        query = {**query, "segment": block.to_text()}
-        receipt, place = self._exchange("PUT", path, answers.read_placed_receipt, query=query, body=body)
-        if place is not None and not bundle.manifest.shared:
-            self._own_puts.note(key, sealed(), place, ends=ends)
-        return receipt
+    def _lent_for(self, bundle: Bundle) -> tuple[BlockName, Payload] | None:
+        """The block that a bundle is in, if it was lent for that and the server is the same; it is named once."""
+        if bundle.area is None or not bundle.is_sealed:
+            return None
+        block = self._lent.pop(_address(bundle.area), None)
+        known = block is not None and block.arena == self._neighbourhood.arena
+        return (block, bundle.area) if block is not None and known else None
+
+    def _is_mapped(self, nbytes: int) -> bool:
+        return nbytes >= max(self._settings.mapped_bytes, 1)
 
     def _forgetting(self, block: BlockName, nbytes: int) -> Copied:
         """What is called while a bundle is copied: a very large one must not count as memory of this process too."""
@@ -222,6 +263,10 @@ class BundleTransport:
             return self._pool.allocate(nbytes).memory
         except NoRoom:
             return aligned_empty(nbytes)
+
+
+def _address(memory: Payload) -> int:
+    return int(memory.ctypes.data)
 
 
 def _told(

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store import answers
-from residual_store.bundle import Bundle, digest_of
+from residual_store.bundle import Bundle, Payload, digest_of
 from residual_store.bundle_transport import Body, BundleTransport
 from residual_store.closing import ClosedAtExit
 from residual_store.continuation import ASK_FIRST_BYTES, may_send
@@ -103,6 +103,9 @@ class HttpStore(ClosedAtExit):
         receipt = self._transport.put(self._bundle(key), key, bundle, query, moved or (lambda nbytes: None))
         return replace(receipt, seconds={**receipt.seconds, "request": time.perf_counter() - started})
 
+    def lend(self, key: str, nbytes: int) -> Payload | None:
+        return self._transport.lend(check_key(key, self.settings), nbytes)
+
     def held(
         self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None
     ) -> tuple[bool, ...]:
@@ -146,9 +149,8 @@ class HttpStore(ClosedAtExit):
         self._exchange("DELETE", self._bundle(key), answers.read_nothing)
 
     def delete_prefix(self, prefix: str) -> int:
-        query = {"prefix": check_prefix(prefix, self.settings)}
-        self._transport.forget_all(prefix)
-        return self._exchange("DELETE", "/v1/bundles", answers.read_deleted, query=query)
+        self._transport.forget_all(check_prefix(prefix, self.settings))
+        return self._exchange("DELETE", "/v1/bundles", answers.read_deleted, query={"prefix": prefix})
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:
         return self._exchange("POST", f"{self._bundle(key)}/touch", answers.read_stat, query={"ttl": ttl})

@@ -50,6 +50,7 @@ class Neighbour:
         self.name = directory.name
         self._path = directory / ARENA
         self._borrowed: set[int] = set()
+        self._filling: dict[BlockName, int] = {}
         try:
             _check_owner(directory)
             if (directory / NONCE).read_bytes().hex() != nonce:
@@ -100,7 +101,13 @@ class Neighbour:
             if held is None:
                 continue
             if (claim := self._claimed(held, start, nbytes, run)) is not None:
-                return BlockName(self.name, start, claim), self._view(self._own, start + PAGE, nbytes, held)
+                block, memory = (
+                    BlockName(self.name, start, claim),
+                    self._view(self._own, start + PAGE, nbytes, held),
+                )
+                self._filling[block] = held
+                weakref.finalize(memory, self._filling.pop, block, None).atexit = False
+                return block, memory
             self._let_go(held)
         return None
 
@@ -110,6 +117,11 @@ class Neighbour:
             if not settled or not self._table.has(start, nbytes, run):
                 return None
             return block_head.write_claim(self._own, start)
+
+    def share(self, block: BlockName) -> None:
+        """Let others read a block that has been filled and put, while this process still has its memory."""
+        if (held := self._filling.get(block)) is not None:
+            lock_shared(held, block.start + IN_USE)
 
     def forgetting(self, block: BlockName) -> Callable[[int, int], None]:
         """A function that takes a part of a block, which has been filled, out of this process's page tables.

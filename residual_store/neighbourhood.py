@@ -83,6 +83,16 @@ class Neighbourhood:
             prepare()
         return None
 
+    def take_at_hand(self, nbytes: int, run: str) -> tuple[BlockName, Payload] | None:
+        """The same without any request."""
+        neighbour = self.neighbour
+        return neighbour.take(nbytes, run) if neighbour is not None else None
+
+    def share(self, block: BlockName) -> None:
+        """Let others read a block, as `Neighbour.share` does."""
+        if self._neighbour is not None and self._neighbour.name == block.arena:
+            self._neighbour.share(block)
+
     def forget(self) -> None:
         """Ask the server anew at the next occasion."""
         with self._lock:

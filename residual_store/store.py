@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from residual_store.bundle import Bundle
+from residual_store.bundle import Bundle, Payload
 from residual_store.errors import InvalidOption
 from residual_store.manifest import Manifest
 from residual_store.parts import Part
@@ -163,6 +163,13 @@ class Store(Protocol):
         With ``part``, ``bundle`` is one of the parts that `residual_store.parts` makes; they wait out of sight, each for
         ``part_ttl_seconds``, and become the bundle ``key`` when the last one is there.
         ``moved`` is called now and then with how many bytes have gone to a server, from 0 again when they are sent again.
+        """
+
+    def lend(self, key: str, nbytes: int) -> Payload | None:
+        """Memory of the store for the leaf area of a bundle that is about to be put under a key; None if none is at hand.
+
+        The put of a bundle that was copied into it, with `Bundle.copied_into`, copies nothing more.
+        It goes back when its last view dies, and that of the bundle.
         """
 
     def held(

@@ -1,4 +1,4 @@
-"""Offload: a VJP object becomes a draft, which another thread can encode and store."""
+"""Offload: a VJP object becomes a manifest and a draft, with which another thread can store it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from residual_client.holding import Places
 from residual_client.jax_compat import x64_enabled
 from residual_client.known_leaves import KnownLeaves
 from residual_client.linearization import Linearized
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
-from residual_client.snapshot import Snapshot
 from residual_client.transfer import Residual, abstract, leaf_of
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of
 from residual_store.engine.terms import check_durability, check_if_exists, check_ttl
 from residual_store.manifest import Argument, Manifest, UserValue, labels
+from residual_store.parts import Part
 from residual_store.settings import Settings
 from residual_store.store import Durability, IfExists, Receipt
 
@@ -54,23 +53,11 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What is to be stored, before it is encoded; another thread can do that.
+    """How a bundle is to be stored, with its program; another thread can do that."""
 
-    It has the bytes and not the arrays that they come from, so that these can be freed.
-    """
-
-    manifest: Manifest
-    snapshot: Snapshot
-    places: Places
     program: Program | None
+    part: Part | None
     terms: Terms
-
-    def bundle(self) -> Bundle:
-        """The bundle; to be called once.
-
-        Raises `LeafUnavailable`, which names the leaf, for one that did not reach the host.
-        """
-        return self.places.bundle(self.manifest, self.snapshot.hosts())
 
     def put(
         self, known: KnownLeaves, programs: ProgramCache, bundle: Bundle, moved: Callable[[int], object]
@@ -85,7 +72,7 @@ class Draft:
             durability=terms.durability,
             ttl=terms.ttl,
             if_exists=terms.if_exists,
-            part=self.places.part,
+            part=self.part,
             moved=moved,
         )
         if self.program is None or receipt.has_program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from residual_store.frame import aligned_empty
 from residual_store.layout import offsets_of
 from residual_store.segments import SegmentPool
 
-__all__ = ["Snapshot", "take_snapshot"]
+__all__ = ["Host", "Snapshot", "allocated", "on_host", "take_snapshot"]
 
 type Host = npt.NDArray[np.generic]
 
@@ -90,10 +91,15 @@ def _whole(shape: tuple[int, ...], blocks: Mapping[Start, Host]) -> Host | Block
 
 
 def _on_host(array: Shards) -> Host | Blocks:
+    return _whole(array.shape, {start: on_host(array.path, block) for start, block in array.blocks.items()})
+
+
+def on_host(path: str, block: Any) -> Host:
+    """The values of a single-device array of the leaf at ``path``, where they lie; raises `LeafUnavailable`."""
     try:
-        return _whole(array.shape, {start: np.asarray(block) for start, block in array.blocks.items()})
+        return np.asarray(block)
     except Exception as error:
-        raise _lost(array.path, error) from error
+        raise _lost(path, error) from error
 
 
 def _next(staged: Iterator[Host], path: str) -> Host:
@@ -111,7 +117,7 @@ def _copies(hosts: Sequence[Host | Blocks], pool: SegmentPool) -> list[Host]:
     """Read-only copies in one segment, one behind the other."""
     offsets = list(offsets_of(host.nbytes for host in hosts))
     nbytes = max((offset + host.nbytes for offset, host in zip(offsets, hosts, strict=True)), default=0)
-    memory = _allocated(nbytes, pool)
+    memory = allocated(nbytes, pool)
     for offset, host in zip(offsets, hosts, strict=True):
         _copy(host, memory[offset : offset + host.nbytes])
     memory.flags.writeable = False
@@ -123,7 +129,8 @@ def _copies(hosts: Sequence[Host | Blocks], pool: SegmentPool) -> list[Host]:
     ]
 
 
-def _allocated(nbytes: int, pool: SegmentPool) -> Payload:
+def allocated(nbytes: int, pool: SegmentPool) -> Payload:
+    """Memory of the pool, or other memory where it has no room."""
     try:
         return pool.allocate(nbytes).memory
     except NoRoom:

@@ -18,8 +18,8 @@ from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.room import Room, WhenFull
 from residual_client.sharding import Attempts
-from residual_client.snapshot import take_snapshot
 from residual_client.staging import Staging
+from residual_client.taking import Taking
 from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
@@ -52,7 +52,6 @@ class Transfers:
         self._attempts = attempts
         self._known_leaves = KnownLeaves(store)
         self._is_closed = False
-        self._staging = staging
         self._programs = programs
         self._motion = Motion(limit=settings.stall_seconds)
         workers = Workers(most=settings.transfer_threads)
@@ -75,6 +74,7 @@ class Transfers:
             smallest=settings.pooled_bytes,
             idle_seconds=settings.segment_idle_seconds,
         )
+        self._taking = Taking(store, staging, self._pool)
 
     def begin(self) -> None:
         """Before every call: raise `RequestRefused` in a forked process or after `close`, and let go of what nobody refers to.
@@ -102,18 +102,16 @@ class Transfers:
         """Take the bytes of residuals that have been checked, and have them stored."""
         # What waits has a manifest too, which small leaves must not hide.
         nbytes = max(holding.nbytes, _UPLOAD_BYTES + _LEAF_BYTES * len(manifest.leaves))
-        places = holding.places
         with self._uploads.room(terms.key, nbytes):
-            snapshot = take_snapshot(holding.arrays, self._staging, self._pool)
-            draft = Draft(manifest=manifest, snapshot=snapshot, places=places, program=program, terms=terms)
+            draft = Draft(program=program, part=holding.places.part, terms=terms)
             upload = Upload(
                 terms.key,
                 named=named,
                 nbytes=nbytes,
-                encode=draft.bundle,
+                encode=self._taking.take(terms.key, manifest, holding),
                 put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
-                part=places.part,
+                part=draft.part,
                 progress=progress,
             )
             self._prefetch.drop(terms.key)
@@ -157,6 +155,7 @@ class Transfers:
         self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._pool.close)
+            stack.callback(self._taking.close)
             stack.callback(self._prefetch.clear)
             self._uploads.finish()
 

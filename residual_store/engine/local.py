@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store.arena import Arena
-from residual_store.bundle import Bundle
+from residual_store.bundle import Bundle, Payload
 from residual_store.closing import ClosedAtExit
 from residual_store.copier import Copier
 from residual_store.engine.admission import Admission
@@ -186,6 +186,9 @@ class LocalStore(ClosedAtExit):
         seconds = {"commit": time.perf_counter() - started}
         has_program = stat.fingerprint is not None and self._programs.has(stat.fingerprint)
         return receipt_of(stat, bundle.manifest, existed=existed, has_program=has_program, seconds=seconds)
+
+    def lend(self, key: str, nbytes: int) -> Payload | None:
+        """None: a put copies within this process, and checks what it copies."""
 
     def held(
         self, run: str, leaves: Sequence[SharedLeaf], *, durability: Durability | None = None

@@ -27,9 +27,11 @@ from residual_store.errors import (
     TransferStalled,
     Unreachable,
 )
+from residual_store.frame import aligned_empty
 from tests.client.bits import bits_of
 from tests.client.gates import Delaying, Gated
 from tests.servers import Server, running_server, until
+from tests.store.bundles import noise
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -58,6 +60,29 @@ def _gated(url: str = "memory://", **options: Any) -> Iterator[tuple[rc.Client, 
 
 
 # The bytes of the moment
+
+
+def test_bytes_wait_in_memory_of_a_server_on_this_host(memory_server: Server) -> None:
+    """An idle block is filled at the call: it is lent to nobody else, shows nothing that is done later, and is what is stored."""
+    numbers = np.arange(2 * MIB, dtype=np.float32)
+    buffer = aligned_empty(numbers.nbytes).view(np.float32)
+    with _gated(memory_server.url) as (client, gate):
+        gate.open(1)
+        client.store.put("taken/before", noise(numbers.nbytes))
+        client.store.delete("taken/before")
+        buffer[:] = numbers + 1
+        handle = client.offload(
+            jax.vjp(lambda x: x * x, jax.device_put(buffer))[1], "taken/a", durability="host"
+        )
+        assert client.store.lend("taken/a", numbers.nbytes) is None
+        buffer[:] = 0
+        assert np.array_equal(client.restore(handle)(jnp.ones_like(numbers))[0], 2 * (numbers + 1))
+        gate.open(1)
+        assert handle.wait().transport == "segment"
+        assert np.array_equal(client.restore(handle)(jnp.ones_like(numbers))[0], 2 * (numbers + 1))
+        with open_store(memory_server.url, segments=False) as other:
+            assert np.array_equal(other.get("taken/a", verify=True).array(0), numbers + 1)
+        client.delete(handle)
 
 
 def test_what_is_done_to_the_leaves_after_the_call_changes_nothing() -> None:

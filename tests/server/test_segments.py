@@ -165,6 +165,78 @@ class TestOwnPuts:
             assert store.stat("spill/0").tier == "durable"
 
 
+class TestLending:
+    """A bundle that was copied into lent memory is put without another copy."""
+
+    def test_only_what_is_at_hand_is_lent(self, store: Store, other: Store) -> None:
+        """An idle block of the run that is large enough; a client without segments has none, nor a small bundle."""
+        assert store.lend("lend-nothing/a", 8 * MIB) is None
+        _have_idle(store, "lend-nothing/a")
+        assert store.lend("lend-another/a", 8 * MIB) is None
+        assert store.lend("lend-nothing/a", 64 * MIB) is None
+        assert store.lend("lend-nothing/a", MIB) is None
+        assert other.lend("lend-nothing/a", 8 * MIB) is None
+        assert store.lend("lend-nothing/a", 8 * MIB) is not None
+
+    def test_it_is_put_where_it_lies(self, store: Store, other: Store) -> None:
+        """Both the client that put it and others read those very bytes, while the bundle lives and after."""
+        _have_idle(store, "lend/a")
+        bundle, recycled = noise(8 * MIB, seed=1), store.usage().segments_recycled
+        lent = _lent(store, "lend/a", bundle)
+        assert store.put("lend/a", lent).transport == "segment"
+        assert store.usage().segments_recycled == recycled + 1
+        for reader in (store, other):
+            assert_equal(reader.get("lend/a", verify=True), bundle)
+        del lent
+        assert_equal(store.get("lend/a", verify=True), bundle)
+
+    def test_it_is_put_under_one_key_so(self, store: Store) -> None:
+        """Under the second key it is another copy, so the deletion of the first does not touch it."""
+        _have_idle(store, "lend-twice/a")
+        bundle = noise(8 * MIB, seed=2)
+        lent = _lent(store, "lend-twice/a", bundle)
+        store.put("lend-twice/a", lent)
+        store.put("lend-twice/b", lent)
+        del lent
+        store.delete("lend-twice/a")
+        store.put("lend-twice/c", noise(8 * MIB, seed=3))
+        assert_equal(store.get("lend-twice/b", verify=True), bundle)
+
+    def test_what_is_never_put_comes_back(self, store: Store) -> None:
+        """The block is idle again when nobody has it any more."""
+        _have_idle(store, "lend-back/a")
+        memory = store.lend("lend-back/a", 8 * MIB)
+        assert memory is not None
+        assert store.lend("lend-back/a", 8 * MIB) is None
+        del memory
+        assert store.lend("lend-back/a", 8 * MIB) is not None
+
+    def test_a_new_server_gets_what_the_dead_one_lent(self) -> None:
+        """The memory outlives the server, and the bundle is copied to the next one."""
+        first = start_server()
+        with open_store(first.url) as store:
+            _have_idle(store, "lend/a")
+            bundle = noise(8 * MIB, seed=4)
+            lent = _lent(store, "lend/a", bundle)
+            first.stop(signal.SIGKILL)
+            with running_server(options=["--port", str(first.port)]):
+                store.put("lend/a", lent)
+                assert_equal(store.get("lend/a", verify=True), bundle)
+
+
+def _have_idle(store: Store, key: str) -> None:
+    """Leave an idle block of 8 MiB in the run of a key."""
+    store.put(key, noise(8 * MIB))
+    store.delete(key)
+
+
+def _lent(store: Store, key: str, bundle: Bundle) -> Bundle:
+    """The bundle in memory that the store has lent."""
+    memory = store.lend(key, bundle.manifest.nbytes)
+    assert memory is not None
+    return bundle.copied_into(memory, copier=Copier())
+
+
 def _is_there(store: Store, key: str) -> bool:
     try:
         store.get(key)

@@ -154,6 +154,27 @@ class TestNeighbour:
         assert pool.adopt(block, MIB, run="run") is None, "it is idle, and nobody has taken it"
         assert near.take(MIB, "run") is not None
 
+    def test_a_filled_block_can_be_shared(self, arena: SharedArena) -> None:
+        """Who has filled it keeps its memory, others read it, and it is used for nothing else before all have let go."""
+        pool = SegmentPool(total=MIB, arena=arena)
+        near, other = _near(arena), _near(arena)
+        block, written = _take(pool, near)
+        written[:] = 5
+        segment = pool.adopt(block, MIB, run="run")
+        assert segment is not None
+        assert segment.place is not None
+        assert other.borrow(segment.place) is None
+        near.share(block)
+        read = other.borrow(segment.place)
+        assert read is not None
+        assert read.min() == 5
+        del segment, read
+        with pytest.raises(NoRoom):
+            pool.allocate(MIB)
+        assert written.min() == 5
+        del written
+        assert pool.allocate(MIB).place is not None
+
     def test_a_borrowed_segment_is_read_only(self, arena: SharedArena) -> None:
         """By its flag, and by the page tables: whoever writes through the pointer dies."""
         place, _memory = _place_of(SegmentPool(total=8 * MIB, arena=arena))

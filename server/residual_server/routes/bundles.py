@@ -77,11 +77,12 @@ def router(service: Service) -> APIRouter:
         # What stands under the key already is no reason to refuse a part before the store has looked at it.
         admitted: IfExists = if_exists if piece is None else "replace"
         if segment is None:
-            bundle = await receive_bundle(request, store, key, admitted)
+            received = await receive_bundle(request, store, key, admitted)
         else:
-            bundle = await receive_placed(request, store, key, BlockName.of_text(segment))
+            placed = await receive_placed(request, store, key, BlockName.of_text(segment))
 
         def put() -> tuple[Receipt, Place | None]:
+            bundle = received if segment is None else placed()
             receipt = store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
             stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
             return receipt, bundle.place if stays else None
