@@ -107,9 +107,9 @@ def _of(workload: str, transport: str, figure: str) -> Callable[[Json], float]:
     return lambda workloads: workloads[workload]["transports"][transport][figure]
 
 
-def _to(transport: str, peer: str, figure: str) -> Callable[[Json], float]:
+def _to(workload: str, transport: str, peer: str, figure: str) -> Callable[[Json], float]:
     return lambda workloads: (
-        workloads["block"]["transports"][transport][figure] / workloads["block"]["peers"][peer][figure]
+        workloads[workload]["transports"][transport][figure] / workloads[workload]["peers"][peer][figure]
     )
 
 
@@ -141,10 +141,21 @@ _GOALS: Sequence[tuple[str, str, float, Callable[[Json], float]]] = [
         for workload, goal in [("small", 10.0), ("tiny", 1.5)]
         for step in ("put", "get")
     ),
-    ("block, http put to Flight's", "≥", 3.0, _to("http", "flight", "put_gbps")),
-    ("block, http get to Flight's", "≥", 1.3, _to("http", "flight", "get_gbps")),
-    ("block, segment put to Ray's", "≥", 1.0, _to("segment", "ray", "put_gbps")),
-    ("block, segment get to Ray's", "≥", 1.0, _to("segment", "ray", "get_gbps")),
+    *(
+        (
+            f"{workload}, {transport} {step} to {peer.title()}'s",
+            "≥",
+            goal,
+            _to(workload, transport, peer, f"{step}_gbps"),
+        )
+        for workload in ("block", "leaf")
+        for transport, peer, step, goal in [
+            ("http", "flight", "put", 3.0),
+            ("http", "flight", "get", 1.3),
+            ("segment", "ray", "put", 1.0),
+            ("segment", "ray", "get", 1.0),
+        ]
+    ),
     ("block, `client.offload` to the store's put, segment", "≥", 0.8, _client("offload_of_store")),
     (
         "block, `client.offload` until stored to the store's put, segment",
