@@ -261,9 +261,9 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
-        with waiting_in_kernel(connection.sock, wait):
+        with waiting_in_kernel(connection.sock, wait) as send:
             for part in body.parts():
-                connection.send(part)
+                send(part)
     return True
 
 
