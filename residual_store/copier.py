@@ -122,8 +122,9 @@ class _Sharing:
         self._work(self._left.pop)
 
     def stop(self) -> None:
-        """Begin no leaf any more."""
+        """Begin no leaf any more, and help with none: what was submitted may run later where no thread could be started."""
         self._left.clear()
+        self._begun.clear()
 
     def _work(self, take: Callable[[], int]) -> None:
         while (begun := self._begin(take)) is not None:

@@ -199,8 +199,8 @@ class HttpStore(ClosedAtExit):
             with _told_apart(f"{request.method} {self.url}"):
                 sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
                 answer = connection.getresponse()
-                refusal = answers.refusal_of(self.url, answer) if answer.status >= 300 else None
-                result = read(answer) if refusal is None else None
+                refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
+                result = read(answer) if not refusals else None
         except BaseException:
             connection.close()
             raise
@@ -208,8 +208,8 @@ class HttpStore(ClosedAtExit):
             self._idle.append(connection)
         else:
             connection.close()
-        if refusal is not None:
-            raise refusal
+        if refusals:
+            raise refusals.pop()  # This frame, which is in its traceback, must not keep it and the memory of a put.
         return cast("T", result)
 
     def _take(self) -> http.client.HTTPConnection:
@@ -261,9 +261,9 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
-        with waiting_in_kernel(connection.sock, wait):
+        with waiting_in_kernel(connection.sock, wait) as send:
             for part in body.parts():
-                connection.send(part)
+                send(part)
     return True
 
 

@@ -46,12 +46,14 @@ class IdleTable:
         sizes = self._entries["nbytes"]
         for index in np.flatnonzero((sizes >= nbytes) & (sizes <= largest)):
             entry = self._entries[index]
-            if entry["start"] and entry["run"].tobytes() == _digest(run):
-                yield int(entry["start"])
+            # Read once: the server may withdraw the block at any moment, and then it is 0, where the table is.
+            start = int(entry["start"])
+            if start and entry["run"].tobytes() == _digest(run):
+                yield start
 
     def has(self, start: int, nbytes: int, run: str) -> bool:
         """Whether a block is there, and is what it seemed to be."""
-        return any(
+        return start > 0 and any(
             entry["nbytes"] >= nbytes and entry["run"].tobytes() == _digest(run)
             for entry in self._entries[self._entries["start"] == start]
         )

@@ -55,6 +55,8 @@ def _check_encoding(leaf: Leaf, leaves: Sequence[Leaf]) -> None:
         raise InvalidManifest(f"{where} packs {leaf.dtype} as bits; only bool can be")
     if leaf.encoding not in ("raw", "bits", "alias") and not leaf.array_nbytes:
         raise InvalidManifest(f"{where} is {leaf.encoding} and has no element")
+    if leaf.is_shared and not leaf.is_sealed:
+        raise InvalidManifest(f"{where} is {leaf.encoding} and has no digest, by which its bytes are found")
     if leaf.is_tiled and leaf.tiles < 2:
         raise InvalidManifest(
             f"{where} is {leaf.encoding}, and its sharding does not split dimension 0 into equal parts"

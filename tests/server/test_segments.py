@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from residual_store import Bundle, Store, open_store
 from residual_store.copier import Copier
-from residual_store.errors import InvalidFrame, NotFound, SegmentUnavailable
+from residual_store.errors import AlreadyExists, InvalidFrame, NotFound, SegmentUnavailable
 from residual_store.frame import frame_head
 from residual_store.manifest import Manifest
 from residual_store.neighbour import Neighbour
@@ -258,6 +259,24 @@ def test_a_block_that_nobody_has_is_refused(store: Store, memory_server: Server)
             answer = connection.answer()
         assert (answer.status, answer.code) == (410, SegmentUnavailable.code)
     assert not _is_there(store, "block/b")
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_a_refused_put_lets_go_of_its_block(store: Store, other: Store) -> None:
+    """At once: the server has the memory again before the garbage collector of the client runs."""
+    store.put("refused/a", noise(8 * MIB))
+    held = other.usage().host_held_bytes
+    with pytest.raises(AlreadyExists):
+        store.put("refused/a", noise(8 * MIB, seed=1))
+    assert other.usage().host_held_bytes == held
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class TestDigests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residual_store.arena import PAGE, AddressSpace, NoRoom
+from residual_store.idle_table import TABLE_BYTES, IdleTable
 from residual_store.neighbour import Neighbour, NotShared
 from residual_store.place import BlockName, Place
 from residual_store.segments import SegmentPool
@@ -41,6 +43,18 @@ def test_parts_of_an_address_space_never_overlap(steps: list[tuple[bool, int]]) 
     for part in taken:
         space.give(*part)
     assert space.take(100) == 0
+
+
+def test_a_block_that_was_withdrawn_is_not_one_at_the_start_of_the_arena() -> None:
+    """Where it starts is 0 then, and a client that reads it at that moment must not fill the table and what comes behind it."""
+    table = IdleTable(mmap.mmap(-1, TABLE_BYTES))
+    table.offer(TABLE_BYTES, MIB, "run")
+    assert list(table.matching(MIB, MIB, "run")) == [TABLE_BYTES]
+    assert table.has(TABLE_BYTES, MIB, "run")
+    table.withdraw(TABLE_BYTES)
+    assert not list(table.matching(MIB, MIB, "run"))
+    assert not table.has(TABLE_BYTES, MIB, "run")
+    assert not table.has(0, MIB, "run")
 
 
 @pytest.fixture

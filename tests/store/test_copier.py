@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -75,6 +76,31 @@ def test_an_error_is_raised_and_nothing_goes_on(copier: Copier, which: int) -> N
         other[:] = 0
     assert copier.copy(_copies(20 * MIB, 20 * MIB))
     assert not any(other.any() for _, other, _ in copies)
+
+
+def test_what_no_thread_could_be_started_for_is_not_made_up_for(
+    copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error in a process that has no thread to spare, the next one that starts writes nothing to the old targets."""
+    copies = _copies(9 * MIB, 9 * MIB)
+    for _, target, _ in copies:
+        target[:] = 0
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def stop(start: int, stop: int) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(OSError, match="no room"):
+            copier.copy(copies, copied=stop)
+    before = [target.copy() for _, target, _ in copies]
+    threads: set[str] = set()
+    while len(threads) < 2:
+        copier.copy(_copies(*[9 * MIB] * 4), copied=lambda *_: threads.add(threading.current_thread().name))
+    assert all(np.array_equal(then, target) for then, (_, target, _) in zip(before, copies, strict=True))
 
 
 _FORK = """

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from residual_store import Bundle, Manifest, Settings
+from residual_store.digest import NO_DIGEST
 from residual_store.errors import InvalidFrame, InvalidManifest, TooLarge
 from residual_store.manifest import decode, decode_as_written, encode
 from tests.data.make_golden import golden_bundles
@@ -281,6 +282,7 @@ _HOSTILE: dict[str, Callable[[], object]] = {
     "a shared tile without a sharding": lambda: _tiled(encoding="shared_tile", sharding=None, nbytes=0),
     "a shared tile with bytes": lambda: _tiled(encoding="shared_tile"),
     "a shared tile of no rows": lambda: _tiled(encoding="shared_tile", shape=[0], nbytes=0),
+    "a shared tile without a digest": lambda: _tiled(encoding="shared_tile", nbytes=0, digest=NO_DIGEST),
     "a key without an implementation": lambda: _with("kind", "key"),
     "an unknown encoding": lambda: _with("encoding", "gzip"),
     "an unknown channel": lambda: _with("channel", "../"),
