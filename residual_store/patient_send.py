@@ -14,13 +14,15 @@ __all__ = ["waiting_in_kernel"]
 
 _TIMEVAL = struct.Struct("@ll")
 
-_ENOUGH = 0.9
-"""The share of the time after which a call has waited for all of it: the kernel counts in ticks."""
+_LONGEST_CALL_SECONDS = 1.0
+"""A call ends after this time even if the peer takes a little now and then, so that a peer which stopped is told apart."""
 
 
 @contextlib.contextmanager
 def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[[memoryview], None]]:
-    """What sends all of a run of bytes, while the kernel waits for room, for ``seconds`` at most; raises TimeoutError.
+    """What sends all of a run of bytes, while the kernel waits for room.
+
+    Raises TimeoutError when the peer has taken nothing for ``seconds``.
 
     A blocking ``send`` is one call of the kernel, which goes on at once when the peer has taken something.
     A socket with TLS is left as it is, because it waits for other things too.
@@ -28,8 +30,8 @@ def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[
     if isinstance(sock, ssl.SSLSocket):
         yield sock.sendall
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
     before = sock.gettimeout()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(min(seconds / 4, _LONGEST_CALL_SECONDS)))
     sock.settimeout(None)
     try:
         yield functools.partial(_send, sock, seconds=seconds)
@@ -38,14 +40,14 @@ def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[
 
 
 def _send(sock: socket.socket, data: memoryview, *, seconds: float) -> None:
-    """Not `sendall`, which goes on after a call that has waited in vain but sent something first."""
-    sent = 0
+    sent, moved = 0, time.monotonic()
     while sent < len(data):
-        started = time.monotonic()
-        with contextlib.suppress(BlockingIOError):
+        try:
             sent += sock.send(data[sent:])
-        if sent < len(data) and time.monotonic() - started >= seconds * _ENOUGH:
-            raise TimeoutError(f"the peer did not take all in {seconds:g} s")
+            moved = time.monotonic()
+        except BlockingIOError:
+            if time.monotonic() - moved >= seconds:
+                raise TimeoutError(f"the peer took nothing for {seconds:g} s") from None
 
 
 def _timeval(seconds: float) -> bytes:
