@@ -66,7 +66,8 @@ class DirectAnswer:
             return 0
         taken = 0
         try:
-            with _blocking(self._transport) as sock:
+            # Without a descriptor left, the event loop can still write to the one that it has.
+            with contextlib.suppress(OSError), _blocking(self._transport) as sock:
                 taken = await anyio.to_thread.run_sync(_write, sock, data, limiter=self._threads)
         finally:
             self._connection.end_writing(taken)
