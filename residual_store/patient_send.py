@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["waiting_in_kernel"]
+__all__ = ["limit_sends", "waiting_in_kernel"]
 
 _TIMEVAL = struct.Struct("@ll")
 
@@ -31,7 +31,7 @@ def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[
         yield sock.sendall
         return
     before = sock.gettimeout()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(min(seconds / 4, _LONGEST_CALL_SECONDS)))
+    limit_sends(sock, min(seconds / 4, _LONGEST_CALL_SECONDS))
     sock.settimeout(None)
     try:
         yield functools.partial(_send, sock, seconds=seconds)
@@ -50,6 +50,8 @@ def _send(sock: socket.socket, data: memoryview, *, seconds: float) -> None:
                 raise TimeoutError(f"the peer took nothing for {seconds:g} s") from None
 
 
-def _timeval(seconds: float) -> bytes:
+def limit_sends(sock: socket.socket, seconds: float) -> None:
+    """Let a ``send`` of a blocking socket return after this time, with what it has sent or with BlockingIOError."""
     # At least one microsecond, because none means no limit.
-    return _TIMEVAL.pack(*divmod(max(round(seconds * 1e6), 1), 1_000_000))
+    timeval = _TIMEVAL.pack(*divmod(max(round(seconds * 1e6), 1), 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

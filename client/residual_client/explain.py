@@ -19,7 +19,7 @@ from residual_client.transfer import Residual, check_readable, is_key, leaf_of
 from residual_client.trees import argument_paths
 from residual_client.uses import users_of
 from residual_client.vjp import arguments_of, check_vjp, residuals_of
-from residual_store.digest import digest_of
+from residual_store.digest import NO_DIGEST, digest_of
 from residual_store.encoding import encode_all
 from residual_store.leaf import Leaf
 from residual_store.settings import Settings
@@ -106,7 +106,7 @@ def _encoded(residuals: Sequence[Residual], staging: Staging) -> list[Leaf]:
             alias_of=one.alias_of,
             same_array=one.same_array,
             nbytes=one.payload.nbytes,
-            digest=digest_of(one.payload),
+            digest=one.digest if one.digest != NO_DIGEST else digest_of(one.payload),
         )
         for leaf, one in zip(leaves, encoded, strict=True)
     ]

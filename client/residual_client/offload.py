@@ -1,4 +1,4 @@
-"""Offload: a VJP object becomes a manifest and a draft, with which another thread can store it."""
+"""Offload: the manifest of a VJP object, and how its bundle is to be stored."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from typing import Protocol
 
 import anyio
 import anyio.to_thread
+
+from residual_store.patient_send import limit_sends
 
 __all__ = ["EXTENSION", "Connection", "DirectAnswer", "writing_threads"]
 
@@ -26,7 +27,6 @@ EXTENSION = "residual_store.direct_answer"
 
 _PIECE = 4 << 20
 _PATIENCE_SECONDS = 0.05
-_TIMEVAL = struct.pack("@ll", 0, int(_PATIENCE_SECONDS * 1e6))
 
 
 class Connection(Protocol):
@@ -80,7 +80,7 @@ def _blocking(transport: asyncio.Transport) -> Iterator[socket.socket]:
     """The socket of a transport, whose calls wait; it stays open for a thread even if the transport is closed."""
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
         sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+        limit_sends(sock, _PATIENCE_SECONDS)
         try:
             yield sock
         finally:
