@@ -137,7 +137,7 @@ class Bundle:
     def sealed(self, *, check: bool = False, copier: Copier | None = None) -> Bundle:
         """The same bundle with the digest of every leaf, taken by the ``copier`` if there is one.
 
-        With ``check``, raises `InvalidFrame` as `copied_into` does.
+        With ``check``, raises `InvalidFrame` as `with_digests` does.
         """
         if self.is_sealed and not check:
             return self
@@ -158,11 +158,24 @@ class Bundle:
         copier: Copier,
         copied: Copied = lambda start, stop: None,
     ) -> Bundle:
-        """The same bundle, sealed, with its leaves copied into ``segment``, which is ``manifest.nbytes`` long.
+        """The same bundle, sealed, with its leaves copied into ``segment``; raises what `with_digests` does.
 
-        The digests are those of the bytes in the segment, taken while these are in the cache.
+        The arguments are those of `copy_into`.
+        """
+        return Bundle.of_area(self._sealed(self.copy_into(segment, copier=copier, copied=copied)), segment)
+
+    def copy_into(
+        self,
+        segment: Payload,
+        *,
+        copier: Copier,
+        copied: Copied = lambda start, stop: None,
+    ) -> list[bytes]:
+        """Copy the leaves into ``segment``, which is ``manifest.nbytes`` long, and return their digests.
+
+        They are those of the bytes in the segment, taken while these are in the cache.
         ``copied`` is called with the start and the end of what has been copied, part by part, from any thread.
-        Raises `InvalidFrame`, which names the leaf, if a leaf had another digest before.
+        Raises `InvalidFrame`, which names the leaf, if a leaf is not as long as the manifest says.
         """
         self._check_lengths()
         copies, end = [], 0
@@ -172,11 +185,10 @@ class Bundle:
             stop = leaf.offset + leaf.nbytes
             copies.append((payload, segment[leaf.offset : stop], leaf.offset))
             end = stop or end
-        digests = [
-            leaf.digest if leaf.is_shared else digest
-            for leaf, digest in zip(self.manifest.leaves, copier.copy(copies, copied=copied), strict=True)
-        ]
-        return Bundle.of_area(self._sealed(digests), segment)
+        digests = copier.copy(copies, copied=copied)
+        for leaf in self.manifest.shared:
+            digests[leaf.index] = leaf.digest
+        return digests
 
     def _check_lengths(self) -> None:
         for leaf, payload in zip(self.manifest.leaves, self.payloads, strict=True):

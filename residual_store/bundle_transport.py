@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,7 +29,6 @@ from residual_store.frame import (
     frame_parts,
 )
 from residual_store.key import run_of
-from residual_store.manifest import Manifest
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
 from residual_store.place import ARENA_HEADER, BlockName
@@ -136,15 +135,18 @@ class BundleTransport:
         if taken is None:
             return None
         block, memory = taken
-        sealed = self._filling(bundle, block, memory, moved)
         head, is_filled = frame_head(bundle.manifest), memory is bundle.area
+        digests = self._filling(bundle, block, memory, moved)
+        sealed = functools.cache(lambda: bundle.with_digests(digests()).manifest)
 
         def parts() -> Iterator[memoryview]:
             yield memoryview(head)
+            # While the bytes are copied, the server checks the request and takes the block over; it stores nothing before
+            # the digests come.
             if not is_filled:
-                # While the bytes are copied, the server checks the request and takes the block over; it stores nothing
-                # before the digests come.
-                yield memoryview(b"".join(leaf.digest for leaf in sealed().leaves))
+                yield memoryview(b"".join(digests()))
+            # While the server stores the bundle.
+            sealed()
 
         body = Body(len(head) + (0 if is_filled else DIGEST_BYTES * len(bundle.manifest.leaves)), parts)
         ends = time.monotonic() + (query["ttl"] if query["ttl"] is not None else math.inf)
@@ -157,8 +159,8 @@ class BundleTransport:
 
     def _filling(
         self, bundle: Bundle, block: BlockName, memory: Payload, moved: Callable[[int], object]
-    ) -> Callable[[], Manifest]:
-        """What has the leaves in the block and gives the sealed manifest."""
+    ) -> Callable[[], Sequence[bytes]]:
+        """What has the leaves in the block and gives their digests."""
         forget, count = self._forgetting(block, bundle.manifest.nbytes), _counted(moved)
 
         def copied(start: int, stop: int) -> None:
@@ -167,14 +169,15 @@ class BundleTransport:
 
         # Once, even if the request is sent again: the server may have the bundle by then.
         @functools.cache
-        def sealed() -> Manifest:
-            filled = bundle
-            if memory is not bundle.area:
-                filled = bundle.copied_into(memory, copier=self._copier, copied=copied)
+        def digests() -> Sequence[bytes]:
+            if memory is bundle.area:
+                taken = [leaf.digest for leaf in bundle.manifest.leaves]
+            else:
+                taken = bundle.copy_into(memory, copier=self._copier, copied=copied)
             moved(bundle.manifest.nbytes)
-            return filled.manifest
+            return taken
 
-        return sealed
+        return digests
 
     def lend(self, key: str, nbytes: int) -> Payload | None:
         """The memory of an idle block of the server, if there is one to be taken without a request."""

@@ -35,13 +35,15 @@ class Leases:
         self.expired = 0
 
     def sweep(self) -> None:
-        """Remove expired bundles now and then, for a store without a server that does."""
+        """Remove expired bundles now and then, if nobody else does."""
         if self._clock() >= self._sweep_at:
-            self._sweep_at = self._clock() + self._settings.sweep_seconds
             self.expire()
+            self._sweep_at = self._clock() + self._settings.sweep_seconds
 
     def expire(self) -> int:
         """Remove the bundles whose lease has ended, and return how many; then what only they had goes in its time."""
+        # Who sweeps in a thread of its own, as a server does, does it again before a put has to.
+        self._sweep_at = self._clock() + 2 * self._settings.sweep_seconds
         count = 0
         for tier, key in self._catalog.expired():
             with self._writing.of(key):

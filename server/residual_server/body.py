@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import anyio.to_thread
@@ -53,32 +53,29 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
     return replace(reader.bundle(), place=segment.place if segment is not None else None)
 
 
-async def receive_placed(
-    request: Request, store: LocalStore, key: str, block: BlockName
-) -> Callable[[], Bundle]:
-    """What gives, in a thread, the bundle whose head is in the body, and whose leaves a client on this host puts into a block.
+async def receive_placed(request: Request, store: LocalStore, key: str, block: BlockName) -> Bundle:
+    """The bundle whose head is in the body, and whose leaves a client on this host puts into a block.
 
     The digests of all leaves may follow the head.
     So a client sends the head first and then copies the leaves; the block is taken over meanwhile, and when the digests come
     there is little left to do.
     """
-    length, come = _check_headers(request), 0
+    _check_headers(request)
     reader, digests = FrameReader(store.settings, leaves_apart=True), bytearray()
     placed: Bundle | None = None
     adopt = functools.partial(_placed, store, key, reader, block)
     async with contextlib.aclosing(_chunks(request, store.settings)) as chunks:
         async for chunk in chunks:
-            come += len(chunk)
             digests += reader.feed(chunk)
             if reader.manifest is None:
                 continue
             if len(digests) > DIGEST_BYTES * len(reader.manifest.leaves):
                 break
-            if placed is None and length is not None and come < length:
+            if placed is None:
                 placed = await anyio.to_thread.run_sync(adopt)
-    if reader.manifest is None:
+    if placed is None:
         raise InvalidFrame("the body ends before the head of the frame does")
-    return lambda: _sealed(placed if placed is not None else adopt(), bytes(digests))
+    return _sealed(placed, bytes(digests))
 
 
 def _placed(store: LocalStore, key: str, reader: FrameReader, block: BlockName) -> Bundle:

@@ -15,7 +15,7 @@ from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.parts import Part
-from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
+from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName
 from residual_store.stat import digest_of_manifest
 from residual_store.store import IfExists, Receipt
 
@@ -32,6 +32,9 @@ _FRAME_BODY: dict[str, Any] = {
 
 _AT_ONCE = 64 << 10
 """Bytes of a frame that is joined and sent in one piece, because each piece costs more than its copy."""
+
+_FEW_LEAVES = 1024
+"""Leaves of a bundle that is put into memory at once: that takes less time than to have a thread do it."""
 
 type Wait = Annotated[float, Query(ge=0, description="Seconds to wait for a bundle that is not there yet.")]
 
@@ -77,17 +80,17 @@ def router(service: Service) -> APIRouter:
         # What stands under the key already is no reason to refuse a part before the store has looked at it.
         admitted: IfExists = if_exists if piece is None else "replace"
         if segment is None:
-            received = await receive_bundle(request, store, key, admitted)
+            bundle = await receive_bundle(request, store, key, admitted)
         else:
-            placed = await receive_placed(request, store, key, BlockName.of_text(segment))
+            bundle = await receive_placed(request, store, key, BlockName.of_text(segment))
 
-        def put() -> tuple[Receipt, Place | None]:
-            bundle = received if segment is None else placed()
-            receipt = store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
-            stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
-            return receipt, bundle.place if stays else None
+        def put() -> Receipt:
+            return store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
 
-        receipt, place = await service.call(put)
+        is_quick = piece is None and len(bundle.manifest.leaves) <= _FEW_LEAVES and not store.has_durable_tier
+        receipt = put() if is_quick else await service.call(put)
+        stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
+        place = bundle.place if stays else None
         receipt = replace(receipt, transport="http" if segment is None else "segment")
         return Response(
             msgspec.json.encode(receipt),
