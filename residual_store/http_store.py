@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import os
 import select
 import socket
@@ -33,7 +32,7 @@ from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
 from residual_store.errors import InternalError, NotFound, ResidualStoreError, Unreachable
 from residual_store.key import check_fingerprint, check_key, check_prefix, check_run
-from residual_store.loopback import keep_in_cache
+from residual_store.loopback import fit_buffers
 from residual_store.manifest import Manifest, decode
 from residual_store.parts import Part
 from residual_store.patient_send import waiting_in_kernel
@@ -198,7 +197,7 @@ class HttpStore(ClosedAtExit):
         try:
             with _told_apart(f"{request.method} {self.url}"):
                 sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
-                answer = connection.getresponse()
+                answer = _answer(connection)
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
                 result = read(answer) if not refusals else None
         except BaseException:
@@ -261,10 +260,18 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
+        fit_buffers(connection.sock, body.nbytes)
         with waiting_in_kernel(connection.sock, wait) as send:
             for part in body.parts():
                 send(part)
     return True
+
+
+def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    sock = connection.sock
+    answer = connection.getresponse()
+    fit_buffers(sock, answer.length or 0)
+    return answer
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -280,15 +287,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class _LocalConnection(http.client.HTTPConnection):
-    """A connection over TCP that knows the loopback interface."""
-
-    def connect(self) -> None:
-        super().connect()
-        if ipaddress.ip_address(self.sock.getpeername()[0]).is_loopback:
-            keep_in_cache(self.sock)
-
-
 def _connector(endpoint: Endpoint, wait: float) -> Callable[[], http.client.HTTPConnection]:
     host, port = endpoint.host, endpoint.port
     if endpoint.scheme == "unix":
@@ -296,4 +294,4 @@ def _connector(endpoint: Endpoint, wait: float) -> Callable[[], http.client.HTTP
     if endpoint.scheme == "https":
         context = ssl.create_default_context()
         return lambda: http.client.HTTPSConnection(host, port, timeout=wait, context=context)
-    return lambda: _LocalConnection(host, port, timeout=wait)
+    return lambda: http.client.HTTPConnection(host, port, timeout=wait)

@@ -1,21 +1,36 @@
-"""Loopback: sockets within one host, where small buffers are faster than large ones."""
+"""Loopback: sockets within one host, for which the kernel's own buffers are too large or too small."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 
-__all__ = ["keep_in_cache"]
+__all__ = ["fit_buffers"]
 
-_BUFFER = 256 << 10
+_IN_CACHE = 256 << 10
+_WHOLE = 4 << 20
+"""As much as the kernel grants; it holds half a body on each side."""
 
 
-def keep_in_cache(sock: socket.socket) -> None:
-    """Let a socket of the loopback interface have small buffers.
+def fit_buffers(sock: socket.socket, nbytes: int) -> None:
+    """Fit the buffers of a socket of the loopback interface to a body of ``nbytes``; any other socket keeps the kernel's.
 
     Within one host a byte waits in a buffer for nothing but its reader.
-    Buffers of 256 KiB stay in the cache of the processor between the copy in and the copy out; the kernel's own, of several
-    MiB, do not, and halve the rate (docs/performance.md has the figures).
-    On any other route large buffers are what keeps the line busy, so these keep the kernel's.
+    Of a long body, what waits in 256 KiB stays in the cache of the processor between the copy in and the copy out; what
+    waits in the kernel's own buffers, of several MiB, does not, and that halves the rate (docs/performance.md has the figures).
+    A body of a few MiB rather waits as a whole: so its sender need not wait while its reader looks at what came first.
+    On any other route large buffers are what keeps the line busy.
     """
+    if nbytes <= _IN_CACHE or not _is_loopback(sock):
+        return
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, option, _WHOLE if nbytes <= 2 * _WHOLE else _IN_CACHE)
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    with contextlib.suppress(OSError):
+        return ipaddress.ip_address(sock.getpeername()[0]).is_loopback
+    return False

@@ -22,7 +22,6 @@ from residual_server.protocol import limited_protocol
 from residual_store.arena import arena_bytes
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidOption
-from residual_store.loopback import keep_in_cache
 from residual_store.settings import Settings
 from residual_store.shared_arena import SharedArena
 
@@ -102,10 +101,7 @@ def _listen(host: str, port: int, uds: Path | None) -> socket.socket:
         if uds is not None:
             return _listen_unix(uds)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        if _is_loopback(host):
-            keep_in_cache(listener)
-        return listener
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise InvalidOption(f"cannot listen on {uds or f'{host}:{port}'}: {error}") from error
 
