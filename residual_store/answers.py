@@ -1,15 +1,17 @@
 """Answers: what the body of a server's answer stands for, digests checked.
 
 A reader may raise ValueError, TypeError or LookupError for an answer that no server of this project gives.
+What a newer server says beyond what is known here is left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +23,7 @@ from residual_store.place import SEGMENT_HEADER, Place
 from residual_store.problem import error_from_problem
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
-from residual_store.store import Page, Receipt, RunUsage, Stat, Usage
+from residual_store.store import Page, Receipt, Stat, Usage
 
 __all__ = [
     "Answer",
@@ -134,8 +136,7 @@ def read_program(answer: Answer) -> bytes:
 
 def read_receipt(answer: Answer) -> Receipt:
     """The receipt of a put."""
-    content = json.loads(answer.read())
-    return _as(Receipt, content | {"platforms": tuple(content["platforms"])})
+    return msgspec.json.decode(answer.read(), type=Receipt)
 
 
 def read_placed_receipt(answer: Answer) -> tuple[Receipt, Place | None]:
@@ -151,7 +152,7 @@ def read_held(answer: Answer) -> tuple[bool, ...]:
 
 def read_stat(answer: Answer) -> Stat:
     """The stat in a body, or in the header of an answer to HEAD."""
-    return _as(Stat, json.loads(answer.read() or answer.headers["Residual-Stat"]))
+    return msgspec.json.decode(answer.read() or answer.headers["Residual-Stat"], type=Stat)
 
 
 def read_json(answer: Answer) -> Mapping[str, Any]:
@@ -162,25 +163,17 @@ def read_json(answer: Answer) -> Mapping[str, Any]:
 
 def read_page(answer: Answer) -> Page:
     """One page of a listing."""
-    content = json.loads(answer.read())
-    return Page(entries=tuple(_as(Stat, entry) for entry in content["entries"]), next=content["next"])
+    return msgspec.json.decode(answer.read(), type=Page)
 
 
 def read_usage(answer: Answer) -> Usage:
     """How much a server holds."""
-    content = json.loads(answer.read())
-    return _as(Usage, content | {"runs": tuple(_as(RunUsage, run) for run in content["runs"])})
+    return msgspec.json.decode(answer.read(), type=Usage)
 
 
 def read_deleted(answer: Answer) -> int:
     """How many bundles a deletion removed."""
     return int(json.loads(answer.read())["deleted"])
-
-
-def _as[T](kind: Callable[..., T], content: Mapping[str, Any]) -> T:
-    """A dataclass out of a JSON object; what a newer server says beyond that is left out."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in content.items() if name in names})
 
 
 def read_nothing(answer: Answer | None) -> None:

@@ -20,7 +20,8 @@ type Host = npt.NDArray[np.generic]
 
 _LITTLE = "<=|" if sys.byteorder == "little" else "<|"
 _LITTLE_DTYPES = {name: dtype.newbyteorder("<") for name, dtype in DTYPES.items()}
-_NOTHING = np.empty(0, np.uint8)
+_BYTE = np.dtype(np.uint8)
+_NOTHING = np.empty(0, _BYTE)
 _DIGESTED_AT_ONCE = 4096
 """Bytes up to which a digest costs no more than a sample."""
 
@@ -79,7 +80,7 @@ def _encode(host: Host, tiles: int, repetitions: Repetitions) -> tuple[Encoding,
     dtype = host.dtype
     if dtype.byteorder not in _LITTLE or not host.flags.c_contiguous:
         host = np.ascontiguousarray(host.astype(dtype.newbyteorder("<"), copy=False))
-    payload = host.reshape(-1).view(np.uint8)
+    payload = host.ravel().view(_BYTE)
     if host.size > 1:
         if is_constant(payload, dtype.itemsize):
             return "constant", payload[: dtype.itemsize]

@@ -160,16 +160,17 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def _pack(manifest: Manifest) -> bytes:
+    packer = msgpack.Packer(default=_refuse)
     try:
-        return _map({name: _packed(name, getattr(manifest, name)) for name in _NAMES})
+        return _map(packer, {name: _packed(packer, name, getattr(manifest, name)) for name in _NAMES})
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidManifest(f"the manifest holds what msgpack cannot write: {error}") from error
 
 
-def _packed(name: str, value: object) -> bytes:
+def _packed(packer: msgpack.Packer, name: str, value: object) -> bytes:
     if name in _ENTRIES:
         return msgspec.msgpack.encode(value, enc_hook=_refuse)
-    packed: bytes = msgpack.packb(value, default=_refuse)
+    packed: bytes = packer.pack(value)
     return packed
 
 
@@ -177,9 +178,8 @@ def _refuse(part: object) -> Any:
     raise InvalidManifest(f"a {type(part).__name__} cannot stand in a manifest: {ascii(part)[:60]}")
 
 
-def _map(packed: Mapping[str, bytes | msgspec.Raw]) -> bytes:
+def _map(packer: msgpack.Packer, packed: Mapping[str, bytes | msgspec.Raw]) -> bytes:
     """The msgpack map of values that are packed already."""
-    packer = msgpack.Packer()
     parts = [packer.pack_map_header(len(packed))]
     for name, value in packed.items():
         parts += packer.pack(name), value
@@ -235,7 +235,7 @@ def decode_as_written(data: bytes, settings: Settings) -> Manifest:
             raise InvalidManifest(f"{name} is beyond a limit")
         return entries
 
-    return _read(unpack(_map(rest), settings), each, settings)
+    return _read(unpack(_map(msgpack.Packer(), rest), settings), each, settings)
 
 
 class _Each(Protocol):
