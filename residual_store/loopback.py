@@ -24,8 +24,10 @@ def fit_buffers(sock: socket.socket, nbytes: int) -> None:
     """
     if nbytes <= _IN_CACHE or not _is_loopback(sock):
         return
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, _WHOLE if nbytes <= 2 * _WHOLE else _IN_CACHE)
+    # One that is closed by now tells its user so at the next read or write; uvloop's has a negative descriptor then.
+    with contextlib.suppress(OSError, ValueError):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _WHOLE if nbytes <= 2 * _WHOLE else _IN_CACHE)
 
 
 def _is_loopback(sock: socket.socket) -> bool:

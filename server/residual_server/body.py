@@ -69,10 +69,10 @@ async def receive_placed(request: Request, store: LocalStore, key: str, block: B
             digests += reader.feed(chunk)
             if reader.manifest is None:
                 continue
-            if len(digests) > DIGEST_BYTES * len(reader.manifest.leaves):
-                break
             if placed is None:
                 placed = await anyio.to_thread.run_sync(adopt)
+            if len(digests) > DIGEST_BYTES * len(reader.manifest.leaves):
+                break
     if placed is None:
         raise InvalidFrame("the body ends before the head of the frame does")
     return _sealed(placed, bytes(digests))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import http.client
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from residual_store import Bundle, Store, open_store
 from residual_store.frame import MEDIA_TYPE
 from tests.server.raw import Connection, ask, frame_of, head_of
-from tests.servers import Server, until
+from tests.servers import Server, running_server, until
 from tests.store.bundles import assert_equal, noise
 
 MIB = 1 << 20
@@ -115,3 +117,28 @@ def _sent(server: Server) -> float:
     lines = ask(server.url, "GET", "/metrics").body.decode().splitlines()
     (line,) = [line for line in lines if line.startswith("residual_store_sent_bytes_total")]
     return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("mib", [1, 24])
+def test_an_answer_to_who_is_gone_is_no_fault(tmp_path: Path, mib: int) -> None:
+    """A client waits for a bundle and is gone when that comes: the server logs nothing, and has its memory again."""
+    log = tmp_path / "log"
+    with running_server(log=log) as server, open_store(server.url, segments=False) as store:
+        store.usage()
+        before = _sockets(server)
+        with Connection(server.url) as connection:
+            connection.send(head_of("GET", "/v1/bundles/direct/late?wait=30"))
+            until(lambda: _sockets(server) == before + 1)
+        until(lambda: _sockets(server) == before)
+        store.put("direct/late", noise(mib * MIB))
+        store.delete("direct/late")
+        until(lambda: store.usage().host_held_bytes == 0)
+    assert log.read_text() == ""
+
+
+def _sockets(server: Server) -> int:
+    names = []
+    for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(descriptor))
+    return sum(name.startswith("socket:") for name in names)

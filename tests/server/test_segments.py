@@ -16,7 +16,7 @@ from residual_store.errors import AlreadyExists, InvalidFrame, NotFound, Segment
 from residual_store.frame import frame_head
 from residual_store.manifest import Manifest
 from residual_store.neighbour import Neighbour
-from tests.server.raw import Connection, head_of
+from tests.server.raw import Answer, Connection, head_of
 from tests.servers import Server, running_server, start_server, until
 from tests.store.bundles import assert_equal, noise
 
@@ -291,6 +291,15 @@ class TestDigests:
         """Nothing is stored."""
         assert self._put(memory_server, frame_head(manifest) + b"d" * count) == (400, InvalidFrame.code)
 
+    def test_too_many_are_told_apart_from_a_head_that_broke_off(
+        self, memory_server: Server, other: Store
+    ) -> None:
+        """The answer says how many bytes follow the head, and the block comes back."""
+        held, leaves = other.usage().host_held_bytes, len(self.sealed.leaves)
+        answer = self._answer(memory_server, frame_head(self.bundle.manifest) + b"d" * (16 * leaves + 1))
+        assert f"{16 * leaves + 1} bytes follow the head" in answer.json["detail"]
+        until(lambda: other.usage().host_held_bytes == held)
+
     def test_a_leaf_without_a_digest_is_refused(self, memory_server: Server) -> None:
         """Zeros stand for a digest that is not taken."""
         head, zeros = frame_head(self.bundle.manifest), bytes(16 * len(self.sealed.leaves))
@@ -312,7 +321,12 @@ class TestDigests:
         other.delete("digests/a")
 
     def _put(self, server: Server, body: bytes) -> tuple[int, str | None]:
-        """Status and code of a put whose leaves are in a block that was taken for it."""
+        """Status and code of the answer to such a put."""
+        answer = self._answer(server, body)
+        return answer.status, answer.code if answer.status >= 300 else None
+
+    def _answer(self, server: Server, body: bytes) -> Answer:
+        """The answer to a put whose leaves are in a block that was taken for it."""
         with Connection(server.url) as connection:
             connection.send(head_of("POST", f"/v1/segments?key=digests/a&nbytes={self.sealed.nbytes}"))
             assert connection.answer().status == 204
@@ -322,8 +336,7 @@ class TestDigests:
             self.bundle.copied_into(memory, copier=Copier())
             path = f"/v1/bundles/digests/a?segment={block.to_text()}"
             connection.send(head_of("PUT", path, {"Content-Length": str(len(body))}), body)
-            answer = connection.answer()
-        return answer.status, answer.code if answer.status >= 300 else None
+            return connection.answer()
 
 
 def test_a_segment_is_verified_when_it_is_asked_for(store: Store, other: Store) -> None:
