@@ -140,5 +140,5 @@ def _sockets(server: Server) -> int:
     names = []
     for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            names.append(os.readlink(descriptor))
+            names.append(str(descriptor.readlink()))
     return sum(name.startswith("socket:") for name in names)
