@@ -1,6 +1,6 @@
 """Answers: what the body of a server's answer stands for, digests checked.
 
-A reader may raise ValueError, TypeError or LookupError for an answer that no server of this project gives.
+A reader may raise MsgspecError, ValueError, TypeError or LookupError for an answer that no server of this project gives.
 What a newer server says beyond what is known here is left out.
 """
 

@@ -233,7 +233,14 @@ def _told_apart(what: str) -> Iterator[None]:
         raise
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 
