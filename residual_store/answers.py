@@ -1,6 +1,6 @@
 """Answers: what the body of a server's answer stands for, digests checked.
 
-A reader may raise MsgspecError, ValueError, TypeError or LookupError for an answer that no server of this project gives.
+A reader may raise what is in `NOT_UNDERSTOOD` for an answer that no server of this project gives.
 What a newer server says beyond what is known here is left out.
 """
 
@@ -26,6 +26,7 @@ from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Page, Receipt, Stat, Usage
 
 __all__ = [
+    "NOT_UNDERSTOOD",
     "Answer",
     "Apart",
     "read_deleted",
@@ -42,6 +43,8 @@ __all__ = [
     "read_usage",
     "refusal_of",
 ]
+
+NOT_UNDERSTOOD = (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Headers(Protocol):

@@ -233,14 +233,7 @@ def _told_apart(what: str) -> Iterator[None]:
         raise
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except answers.NOT_UNDERSTOOD as error:
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 
