@@ -29,12 +29,13 @@ class Catalog:
 
     def find(self, key: str) -> Stat | None:
         """The living bundle with this key."""
-        entry = self._host.index.get(key)
-        if entry is None and self._durable is not None:
-            entry = self._durable.find(key)
-        if entry is None or (entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()):
-            return None
-        return self._host.as_copy(entry.stat)
+        stat = self._host.find(key)
+        if stat is None and self._durable is not None and (entry := self._durable.find(key)) is not None:
+            stat = self._host.as_copy(entry.stat)
+        return None if stat is None or self._is_over(stat) else stat
+
+    def _is_over(self, stat: Stat) -> bool:
+        return stat.expires_at is not None and stat.expires_at <= self._clock()
 
     def stat(self, key: str) -> Stat:
         """The same; raises `NotFound` if there is none."""
@@ -77,8 +78,9 @@ class Catalog:
 
     def lease(self, key: str, ttl: float | None) -> None:
         """Let a bundle live for ``ttl`` seconds from now, or without end."""
-        index = next((index for index in self._indexes if index.get(key) is not None), self._host.index)
-        index.lease(key, None if ttl is None else self._clock() + ttl)
+        expires_at = None if ttl is None else self._clock() + ttl
+        if not self._host.lease(key, expires_at) and self._durable is not None:
+            self._durable.index.lease(key, expires_at)
 
     def expired(self) -> list[tuple[Tier, str]]:
         """Tiers and keys of the bundles whose lease has ended."""
@@ -87,11 +89,12 @@ class Catalog:
     def has_expired(self, tier: Tier, key: str) -> bool:
         """Whether the bundle with this key in this tier is one whose lease has ended."""
         # What is about to be removed for good is looked at in the store: another process may have replaced it.
-        durable = self._durable if tier == "durable" else None
-        entry = durable.refreshed(key) if durable is not None else self._host.index.get(key)
-        return (
-            entry is not None and entry.stat.expires_at is not None and entry.stat.expires_at <= self._clock()
-        )
+        if tier == "host" or self._durable is None:
+            stat = self._host.find(key)
+        else:
+            entry = self._durable.refreshed(key)
+            stat = entry.stat if entry is not None else None
+        return stat is not None and self._is_over(stat)
 
     def usage(self) -> tuple[RunUsage, ...]:
         """Bundles and bytes by run and tier."""

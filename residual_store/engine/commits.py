@@ -75,5 +75,4 @@ class Commits:
         """Give the bundle a lease that begins now; raises `NotFound`."""
         with self._writing.of(key):
             self._catalog.stat(key)
-            self._host.renew(key)
             self._catalog.lease(key, ttl)

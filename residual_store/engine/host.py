@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from residual_store.bundle import Bundle
-from residual_store.engine.index import Entry, Index
-from residual_store.engine.large_leaf import LargeLeaf
-from residual_store.errors import LeafNotHeld
+from residual_store.engine.index import Index
+from residual_store.engine.late_index import LateIndex
+from residual_store.errors import InternalError, LeafNotHeld
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
@@ -23,9 +23,9 @@ __all__ = ["HostTier", "check_held"]
 
 @dataclass(frozen=True)
 class _Held:
+    stat: Stat
     bundle: Bundle
     ttl: float | None
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -47,36 +47,47 @@ class HostTier:
         """Called with each bundle that its key stands for no more, before that can be seen."""
         self.on_renewal: Callable[[Bundle], Bundle] = lambda bundle: bundle
         """Called with a bundle whose lease changes; gives the same bundle at another place."""
-        self.index = Index(None, tier="host", until=lambda: clock() + settings.dedup_seconds)
+        self._index = LateIndex(shared_bytes=settings.dedup_bytes)
+        self._clock = clock
         self._settings = settings
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._shared: OrderedDict[str, _Held] = OrderedDict()
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._resting_bytes = 0
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        self._is_closed = True
         self._held.clear()
         self._shared.clear()
         self._copies.clear()
-        self.index.close()
+        self._index.close()
+
+    @property
+    def index(self) -> Index:
+        """The index, which knows of all that has happened here until now."""
+        with self._lock:
+            return self._index.current()
 
     def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
         """Hold a bundle that is nowhere else, or a shared leaf; raises `LeafNotHeld` for one whose shared leaves are not here."""
-        leaves = LargeLeaf.all_of(stat.key, bundle.manifest, self._settings.dedup_bytes)
         with self._lock:
             check_held(stat.key, bundle.manifest, self._shared.__contains__)
             rack = self._rack(stat.key)
             before = rack.get(stat.key)
             # In one step, because who reads takes no lock and must find the one or the other.
-            rack[stat.key] = _Held(bundle, ttl, stat.nbytes)
+            rack[stat.key] = _Held(stat, bundle, ttl)
             rack.move_to_end(stat.key)
             self._copies.pop(stat.key, None)
             self._resting_bytes += stat.nbytes
             if before is not None:
-                self._resting_bytes -= before.nbytes
+                self._resting_bytes -= before.stat.nbytes
                 self.on_removal(before.bundle)
-            self.index.set(Entry(stat=stat, leaves=leaves))
+            self._index.set(stat, bundle.manifest, until=self._unused_until())
+
+    def _unused_until(self) -> float:
+        return self._clock() + self._settings.dedup_seconds
 
     def _rack(self, key: str) -> OrderedDict[str, _Held]:
         return self._shared if is_shared_key(key) else self._held
@@ -86,6 +97,13 @@ class HostTier:
         with self._lock:
             if stat.key not in self._rack(stat.key):
                 self._copies[stat.key] = _Copy(bundle, stat.digest)
+
+    def find(self, key: str) -> Stat | None:
+        """The stat of the bundle with this key, if it is here and nowhere else."""
+        if self._is_closed:
+            raise InternalError("this store was closed; open it again")
+        held = self._held.get(key)
+        return held.stat if held is not None else None
 
     def get(self, key: str, digest: str) -> Bundle | None:
         """The bundle with this key, or a copy of the durable one with this ``digest``, if it is here."""
@@ -102,34 +120,43 @@ class HostTier:
     def keep(self, key: str, until: float) -> bool:
         """Let a shared leaf stay until then at least; false if it is not here."""
         with self._lock:
-            return key in self._shared and self.index.extend(key, until)
+            if key not in self._shared:
+                return False
+            self._index.extend(key, until)
+            return True
 
     def collect(self, now: float, *, prefix: str = "") -> int:
         """Let go of the shared leaves that no bundle here has and whose lease has ended, and return how many."""
         with self._lock:
-            unused = self.index.unused(now, prefix=prefix)
+            unused = self._index.current().unused(now, prefix=prefix)
             for key in unused:
                 self._let_go(key)
-                self.index.remove(key)
             return len(unused)
 
     def remove(self, key: str) -> None:
         """Let go of a bundle or copy; its memory is free when its last view dies."""
         with self._lock:
             self._let_go(key)
-            self.index.remove(key)
 
-    def renew(self, key: str) -> None:
-        """Let no client take its copy of a bundle's lease for the one that the bundle has from now on."""
+    def lease(self, key: str, expires_at: float | None) -> bool:
+        """Set when the lease of a bundle ends; false if it is not here.
+
+        From now on no client takes its copy of the lease that the bundle had for this one.
+        """
         with self._lock:
-            if (held := self._held.get(key)) is not None:
-                self._held[key] = replace(held, bundle=self.on_renewal(held.bundle))
+            if (held := self._held.get(key)) is None:
+                return False
+            stat = replace(held.stat, expires_at=expires_at)
+            self._held[key] = replace(held, stat=stat, bundle=self.on_renewal(held.bundle))
+            self._index.lease(key, expires_at)
+            return True
 
     def _let_go(self, key: str) -> None:
         self._copies.pop(key, None)
         if (held := self._rack(key).pop(key, None)) is not None:
-            self._resting_bytes -= held.nbytes
+            self._resting_bytes -= held.stat.nbytes
             self.on_removal(held.bundle)
+            self._index.remove(key, until=self._unused_until())
 
     def drop(self, key: str) -> None:
         """Let go of the copy of what is in the durable tier no more."""

@@ -57,14 +57,14 @@ class Index:
     def _run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
         return self._file.run(statement, *values)
 
-    def set(self, entry: Entry) -> None:
-        """Insert or replace the row of one bundle."""
+    def set(self, entry: Entry, *, until: float | None = None) -> None:
+        """Insert or replace the row of one bundle; ``until`` is as in `remove`."""
         stat = entry.stat
         with self.batch():
-            self._set(stat, entry)
+            self._set(stat, entry, until)
 
-    def _set(self, stat: Stat, entry: Entry) -> None:
-        self._release(stat.key)
+    def _set(self, stat: Stat, entry: Entry, until: float | None) -> None:
+        self._release(stat.key, until)
         self._run(
             f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             *(
@@ -88,20 +88,20 @@ class Index:
         rows = self._run(f"SELECT {_COLUMNS} FROM bundles WHERE key = ?", key)  # noqa: S608
         return self._entry(rows[0]) if rows else None
 
-    def remove(self, key: str) -> None:
-        """Forget one bundle."""
+    def remove(self, key: str, *, until: float | None = None) -> None:
+        """Forget one bundle, which went some time ago if it is told ``until`` when the shared leaves that only it had stay."""
         with self.batch():
-            self._release(key)
+            self._release(key, until)
             self._run("DELETE FROM bundles WHERE key = ?", key)
 
-    def _release(self, key: str) -> None:
+    def _release(self, key: str, until: float | None) -> None:
         """Forget the leaves of one bundle; the shared ones of them stay for a while."""
         if not self._run("SELECT 1 FROM leaves WHERE key = ? LIMIT 1", key):
             return
         self._run(
             "UPDATE bundles SET expires_at = max(expires_at, ?) WHERE key IN "
             "(SELECT shared_key FROM leaves WHERE key = ? AND is_shared)",
-            *(self._until(), key),
+            *(self._until() if until is None else until, key),
         )
         self._run("DELETE FROM leaves WHERE key = ?", key)
 

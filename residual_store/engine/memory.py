@@ -110,17 +110,15 @@ class HostMemory:
             # Leaves that a client was told of; it sends them again.
             return bool(self._host.collect(math.inf))
         with self._writing.of(key):
-            entry = self._host.index.get(key)
-            bundle = self._host.get(key, entry.stat.digest) if entry is not None else None
-            if bundle is not None and entry is not None:
+            stat = self._host.find(key)
+            bundle = self._host.get(key, stat.digest) if stat is not None else None
+            if bundle is not None and stat is not None:
                 newer = self._durable.find(key)
                 # Another process may have committed the key since; its bundle stays.
-                if newer is None or newer.stat.arrived < entry.stat.arrived:
+                if newer is None or newer.stat.arrived < stat.arrived:
                     spilled = self._spillable(key, bundle)
-                    self._durable.write(
-                        key, spilled, arrived=entry.stat.arrived, ttl=self._host.lease_of(key)
-                    )
-                    self._durable.index.lease(key, entry.stat.expires_at)
+                    self._durable.write(key, spilled, arrived=stat.arrived, ttl=self._host.lease_of(key))
+                    self._durable.index.lease(key, stat.expires_at)
                     self.spilled += 1
                 self._host.remove(key)
         return True
