@@ -13,6 +13,7 @@ import msgspec
 from fastapi import Request
 
 from residual_server.direct_body import EXTENSION, DirectBody
+from residual_server.service import is_quick
 from residual_store.bundle import Bundle
 from residual_store.digest import DIGEST_BYTES
 from residual_store.engine.local import LocalStore
@@ -45,7 +46,8 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
             if manifest is None or segment is not None:
                 continue
             admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
-            segment = await anyio.to_thread.run_sync(admit)
+            quick = is_quick(store, fresh_bytes=manifest.nbytes)
+            segment = admit() if quick else await anyio.to_thread.run_sync(admit)
             reader.place(segment.memory)
             reader.feed(rest)
             if await _filled_directly(request, reader, store.settings):
@@ -70,7 +72,8 @@ async def receive_placed(request: Request, store: LocalStore, key: str, block: B
             if reader.manifest is None:
                 continue
             if placed is None:
-                placed = await anyio.to_thread.run_sync(adopt)
+                quick = is_quick(store, leaves=len(reader.manifest.leaves))
+                placed = adopt() if quick else await anyio.to_thread.run_sync(adopt)
             if len(digests) > DIGEST_BYTES * len(reader.manifest.leaves):
                 break
     if placed is None:

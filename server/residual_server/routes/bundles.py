@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from residual_server.body import receive_bundle, receive_placed
 from residual_server.parts_response import PartsResponse
 from residual_server.problems import PROBLEM
-from residual_server.service import Service
+from residual_server.service import Service, is_quick
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.parts import Part
 from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName
@@ -32,9 +32,6 @@ _FRAME_BODY: dict[str, Any] = {
 
 _AT_ONCE = 64 << 10
 """Bytes of a frame that is joined and sent in one piece, because each piece costs more than its copy."""
-
-_FEW_LEAVES = 1024
-"""Leaves of a bundle that is put into memory at once: that takes less time than to have a thread do it."""
 
 type Wait = Annotated[float, Query(ge=0, description="Seconds to wait for a bundle that is not there yet.")]
 
@@ -87,8 +84,8 @@ def router(service: Service) -> APIRouter:
         def put() -> Receipt:
             return store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
 
-        is_quick = piece is None and len(bundle.manifest.leaves) <= _FEW_LEAVES and not store.has_durable_tier
-        receipt = put() if is_quick else await service.call(put)
+        at_once = piece is None and is_quick(store, leaves=len(bundle.manifest.leaves))
+        receipt = put() if at_once else await service.call(put)
         stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
         place = bundle.place if stays else None
         receipt = replace(receipt, transport="http" if segment is None else "segment")
