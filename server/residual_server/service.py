@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from residual_store.errors import InvalidOption, NotFound, Stopping
 from residual_store.key import check_key, check_prefix, run_of
 from residual_store.shared_arena import SharedArena
 
-__all__ = ["Service", "is_quick", "refuse_unknown_parameters"]
+__all__ = ["Service", "is_quick", "refuse_unknown", "refuse_unknown_parameters"]
 
 _FEW_LEAVES = 1024
 _FEW_BYTES = 8 << 20
@@ -30,9 +30,13 @@ def is_quick(store: LocalStore, *, leaves: int = 0, fresh_bytes: int = 0) -> boo
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise `InvalidOption` for a query parameter that the route does not have: a misspelt one must not pass."""
-    known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
-    for name in request.query_params:
+    """Raise what `refuse_unknown` does for a query parameter that the route does not have."""
+    refuse_unknown(request.query_params, [one.alias for one in request.scope["route"].dependant.query_params])
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise `InvalidOption` for a name that is not known: a misspelt parameter must not pass."""
+    for name in given:
         if name not in known:
             raise InvalidOption(
                 f"this route has no parameter {name[:40]!r}; it has {', '.join(sorted(known)) or 'none'}",

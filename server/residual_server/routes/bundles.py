@@ -6,10 +6,13 @@ import json
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
+import fastapi
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from residual_server.body import receive_bundle, receive_placed
+from residual_server.direct_route import DirectRoute, Query
 from residual_server.parts_response import PartsResponse
 from residual_server.problems import PROBLEM
 from residual_server.service import Service, is_quick
@@ -33,12 +36,28 @@ _FRAME_BODY: dict[str, Any] = {
 _AT_ONCE = 64 << 10
 """Bytes of a frame that is joined and sent in one piece, because each piece costs more than its copy."""
 
-type Wait = Annotated[float, Query(ge=0, description="Seconds to wait for a bundle that is not there yet.")]
+
+class _PutQuery(Query, frozen=True):
+    durability: Literal["host", "disk"] | None = None
+    ttl: float | None = Field(None, gt=0, description="Lease in seconds.")
+    if_exists: IfExists = "error"
+    segment: str | None = Field(
+        None,
+        pattern=r"^[\w-]{1,64}:[0-9]{1,18}:[0-9a-f]{32}$",
+        description="The block that holds the leaves.",
+    )
+    part: str | None = Field(
+        None, pattern=r"^\d{1,6}/\d{1,6}$", description="Which part of how many the frame is."
+    )
+
+
+class _GetQuery(Query, frozen=True):
+    wait: float = Field(0.0, ge=0, description="Seconds to wait for a bundle that is not there yet.")
 
 
 def router(service: Service) -> APIRouter:
     """The routes of bundles."""
-    routes = APIRouter(tags=["bundles"], responses=PROBLEM)
+    routes = APIRouter(tags=["bundles"], responses=PROBLEM, route_class=DirectRoute)
     store = service.store
 
     @routes.put(
@@ -49,22 +68,7 @@ def router(service: Service) -> APIRouter:
         openapi_extra=_FRAME_BODY,
     )
     async def put_bundle(
-        key: str,
-        request: Request,
-        durability: Literal["host", "disk"] | None = None,
-        ttl: Annotated[float | None, Query(gt=0, description="Lease in seconds.")] = None,
-        if_exists: Literal["error", "same", "replace"] = "error",
-        segment: Annotated[
-            str | None,
-            Query(
-                pattern=r"^[\w-]{1,64}:[0-9]{1,18}:[0-9a-f]{32}$",
-                description="The block that holds the leaves.",
-            ),
-        ] = None,
-        part: Annotated[
-            str | None,
-            Query(pattern=r"^\d{1,6}/\d{1,6}$", description="Which part of how many the frame is."),
-        ] = None,
+        key: str, request: Request, query: Annotated[_PutQuery, fastapi.Query()]
     ) -> Response:
         """Store one frame under a key; 201 if it is new, 200 if this very bundle was there already.
 
@@ -72,23 +76,30 @@ def router(service: Service) -> APIRouter:
         the head, which then has zeros for them.
         """
         service.check_key(request, key, "write")
-        store.durability(durability)
-        piece = Part.of_text(part) if part is not None else None
+        store.durability(query.durability)
+        piece = Part.of_text(query.part) if query.part is not None else None
         # What stands under the key already is no reason to refuse a part before the store has looked at it.
-        admitted: IfExists = if_exists if piece is None else "replace"
-        if segment is None:
+        admitted: IfExists = query.if_exists if piece is None else "replace"
+        if query.segment is None:
             bundle = await receive_bundle(request, store, key, admitted)
         else:
-            bundle = await receive_placed(request, store, key, BlockName.of_text(segment))
+            bundle = await receive_placed(request, store, key, BlockName.of_text(query.segment))
 
         def put() -> Receipt:
-            return store.put(key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=piece)
+            return store.put(
+                key,
+                bundle,
+                durability=query.durability,
+                ttl=query.ttl,
+                if_exists=query.if_exists,
+                part=piece,
+            )
 
         at_once = piece is None and is_quick(store, leaves=len(bundle.manifest.leaves))
         receipt = put() if at_once else await service.call(put)
-        stays = receipt.tier == "host" and not receipt.existed and piece is None and segment is not None
+        stays = receipt.tier == "host" and not receipt.existed and piece is None and query.segment is not None
         place = bundle.place if stays else None
-        receipt = replace(receipt, transport="http" if segment is None else "segment")
+        receipt = replace(receipt, transport="http" if query.segment is None else "segment")
         return Response(
             msgspec.json.encode(receipt),
             status_code=200 if receipt.existed else 201,
@@ -102,14 +113,16 @@ def router(service: Service) -> APIRouter:
         response_class=Response,
         responses={200: {"content": _FRAME}},
     )
-    async def get_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
+    async def get_bundle(
+        key: str, request: Request, query: Annotated[_GetQuery, fastapi.Query()]
+    ) -> Response:
         """The frame of a bundle; with `wait`, as soon as it arrives.
 
         A client that has mapped the arena which it names in `Residual-Arena` gets the frame without its leaf area, and in
         `Residual-Segment` the place where that is, followed by those of leaves with the encoding `shared`.
         """
         service.check_key(request, key, "read")
-        bundle = await service.when_there(key, wait, lambda: store.get(key))
+        bundle = await service.when_there(key, query.wait, lambda: store.get(key))
         parts = bundle.parts or (bundle,)
         places = [part.place for part in parts if part.manifest.nbytes]
         head = frame_head(bundle.manifest)
@@ -129,10 +142,12 @@ def router(service: Service) -> APIRouter:
         return PartsResponse(frame_parts(head, bundle), headers=headers, media_type=MEDIA_TYPE)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)
-    async def head_bundle(key: str, request: Request, wait: Wait = 0.0) -> Response:
+    async def head_bundle(
+        key: str, request: Request, query: Annotated[_GetQuery, fastapi.Query()]
+    ) -> Response:
         """Length and ETag of a bundle, and its `Stat` as JSON in the header Residual-Stat."""
         service.check_key(request, key, "read")
-        stat = await service.when_there(key, wait, lambda: store.stat(key))
+        stat = await service.when_there(key, query.wait, lambda: store.stat(key))
         manifest = await service.call(lambda: store.manifest(key))
         headers = {
             "Content-Length": str(frame_nbytes(frame_head(manifest), manifest)),
@@ -142,9 +157,10 @@ def router(service: Service) -> APIRouter:
         return Response(headers=headers, media_type=MEDIA_TYPE)
 
     @routes.delete("/v1/bundles/{key:path}", operation_id="deleteBundle", status_code=204)
-    async def delete_bundle(key: str, request: Request) -> None:
+    async def delete_bundle(key: str, request: Request, query: Annotated[Query, fastapi.Query()]) -> Response:
         """Delete a bundle; 404 if there is none."""
         service.check_key(request, key, "write")
         await service.call(lambda: store.delete(key))
+        return Response(status_code=204)
 
     return routes
