@@ -14,6 +14,7 @@ import tensorstore as ts
 
 from residual_store.bundle import Payload
 from residual_store.closing import ClosedAtExit
+from residual_store.engine.dump import dump
 
 __all__ = ["FileValues", "Seen", "StoreValues", "Values"]
 
@@ -73,8 +74,7 @@ class _Extent:
 class FileValues(ClosedAtExit):
     """The values of the database in ``directory``, read from where they lie in its data files without a copy between.
 
-    Its tree is read by `tensorstore.ocdbt.dump
-    <https://google.github.io/tensorstore/python/api/tensorstore.ocdbt.dump.html>`_.
+    Its tree is read by `residual_store.engine.dump.dump`.
     A file stays open, because the kernel sees only through one descriptor that it is read in order:
     opened anew for each 8 MiB, a file was read at two thirds of the speed.
     """
@@ -95,7 +95,7 @@ class FileValues(ClosedAtExit):
             os.close(self._descriptors.popitem()[1])
 
     def _dump(self, node: str | None) -> Any:
-        return ts.ocdbt.dump(self._base, node, context=self._context).result()
+        return dump(self._base, node, context=self._context)
 
     def _walk(self, parent: dict[str, Any], prefix: bytes) -> None:
         """Note the values below a node of the tree; keys below it are written without the prefix that they share."""
