@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from residual_server.allocator import limit_arenas
+from residual_server.allocator import keep_little
 from residual_server.app import create_app
 from residual_server.auth import Tokens
 from residual_server.protocol import limited_protocol
@@ -49,7 +49,7 @@ def serve(
     ``ready`` is called with the URL once the socket listens.
     Raises `InvalidOption` for a bind that others can reach without ``tokens``.
     """
-    limit_arenas()
+    keep_little()
     settings = settings or Settings.from_environment()
     if uds is None and tokens is None and not _is_loopback(host):
         raise InvalidOption(f"{host} can be reached from elsewhere; give a token file, or bind to 127.0.0.1")
