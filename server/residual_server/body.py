@@ -8,12 +8,11 @@ import functools
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-import anyio.to_thread
 import msgspec
 from fastapi import Request
 
 from residual_server.direct_body import EXTENSION, DirectBody
-from residual_server.service import is_quick
+from residual_server.service import Service, is_quick
 from residual_store.bundle import Bundle
 from residual_store.digest import DIGEST_BYTES
 from residual_store.engine.local import LocalStore
@@ -46,8 +45,7 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
             if manifest is None or segment is not None:
                 continue
             admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
-            quick = is_quick(store, fresh_bytes=manifest.nbytes)
-            segment = admit() if quick else await anyio.to_thread.run_sync(admit)
+            segment = await Service.call(admit, at_once=is_quick(store, fresh_bytes=manifest.nbytes))
             reader.place(segment.memory)
             reader.feed(rest)
             if await _filled_directly(request, reader, store.settings):
@@ -72,8 +70,8 @@ async def receive_placed(request: Request, store: LocalStore, key: str, block: B
             if reader.manifest is None:
                 continue
             if placed is None:
-                quick = is_quick(store, leaves=len(reader.manifest.leaves))
-                placed = adopt() if quick else await anyio.to_thread.run_sync(adopt)
+                at_once = is_quick(store, leaves=len(reader.manifest.leaves))
+                placed = await Service.call(adopt, at_once=at_once)
             if len(digests) > DIGEST_BYTES * len(reader.manifest.leaves):
                 break
     if placed is None:

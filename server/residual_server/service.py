@@ -70,9 +70,10 @@ class Service:
         check_access(grant, access, run)
         return prefix
 
-    async def call[T](self, function: Callable[[], T]) -> T:
-        """The result of a blocking call of the store, made in a thread."""
-        return await anyio.to_thread.run_sync(function)
+    @staticmethod
+    async def call[T](function: Callable[[], T], *, at_once: bool = False) -> T:
+        """The result of a call of the store, made in a thread, because it may block, unless it is to be made ``at_once``."""
+        return function() if at_once else await anyio.to_thread.run_sync(function)
 
     async def when_there[T](self, key: str, seconds: float, look: Callable[[], T]) -> T:
         """The result of ``look``, tried again whenever ``key`` arrives, for ``seconds`` at most; raises `NotFound`."""
@@ -81,7 +82,7 @@ class Service:
         while True:
             with self.store.arrivals.expected(key) as arrival:
                 try:
-                    return look() if quick else await self.call(look)
+                    return await self.call(look, at_once=quick)
                 except NotFound:
                     left = deadline - loop.time()
                     if left <= 0:

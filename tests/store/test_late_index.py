@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residual_store import Bundle, Settings
-from residual_store.engine import late_index
+from residual_store import Bundle, Settings, Stat
 from residual_store.engine.host import HostTier
+from residual_store.engine.late_index import LateIndex
 from residual_store.shared_leaf import SharedLeaf, with_shared
 from residual_store.stat import stat_of
 
@@ -61,7 +61,7 @@ class _Rehearsal:
             case _:
                 host.remove(*given)
 
-    def _stat(self, key: str, bundle: Bundle, expires_at: float | None) -> Any:
+    def _stat(self, key: str, bundle: Bundle, expires_at: float | None) -> Stat:
         return stat_of(key, bundle.manifest, tier="host", arrived=self.now, expires_at=expires_at)
 
     def told(self) -> tuple[object, ...]:
@@ -109,9 +109,8 @@ def test_what_a_removed_bundle_shared_stays_from_its_removal_on() -> None:
 
 def test_changes_do_not_wait_without_end() -> None:
     """Somebody who never lists has no more changes noted, and no more of what they hold, than a few."""
-    tier, index = _Rehearsal(), late_index.LateIndex(shared_bytes=16)
-    stat = tier._stat("run/a", _WHOLE, None)
-    most = 0
+    index, most = LateIndex(shared_bytes=16), 0
+    stat = stat_of("run/a", _WHOLE.manifest, tier="host", arrived=0.0, expires_at=None)
     for _ in range(1000):
         index.set(stat, _WHOLE.manifest, until=0.0)
         index.remove("run/a", until=0.0)
@@ -119,4 +118,3 @@ def test_changes_do_not_wait_without_end() -> None:
     assert 2 < most <= 64
     assert len(index.current().keys()) == 0
     index.close()
-    tier.host.close()

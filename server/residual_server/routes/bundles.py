@@ -96,7 +96,7 @@ def router(service: Service) -> APIRouter:
             )
 
         at_once = piece is None and is_quick(store, leaves=len(bundle.manifest.leaves))
-        receipt = put() if at_once else await service.call(put)
+        receipt = await service.call(put, at_once=at_once)
         stays = receipt.tier == "host" and not receipt.existed and piece is None and query.segment is not None
         place = bundle.place if stays else None
         receipt = replace(receipt, transport="http" if query.segment is None else "segment")
