@@ -32,7 +32,7 @@ from residual_store.endpoint import Endpoint
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
 from residual_store.errors import InternalError, NotFound, ResidualStoreError, Unreachable
 from residual_store.key import check_fingerprint, check_key, check_prefix, check_run
-from residual_store.loopback import fit_buffers
+from residual_store.loopback import unpaced
 from residual_store.manifest import Manifest, decode
 from residual_store.parts import Part
 from residual_store.patient_send import waiting_in_kernel
@@ -42,6 +42,8 @@ from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
 
 __all__ = ["HttpStore"]
+
+_LARGE = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class HttpStore(ClosedAtExit):
         try:
             with _told_apart(f"{request.method} {self.url}"):
                 sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
-                answer = _answer(connection)
+                answer = connection.getresponse()
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
                 result = read(answer) if not refusals else None
         except BaseException:
@@ -260,18 +262,12 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
-        fit_buffers(connection.sock, body.nbytes)
+        if body.nbytes > _LARGE:
+            unpaced(connection.sock)
         with waiting_in_kernel(connection.sock, wait) as send:
             for part in body.parts():
                 send(part)
     return True
-
-
-def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    sock = connection.sock
-    answer = connection.getresponse()
-    fit_buffers(sock, answer.length or 0)
-    return answer
 
 
 class _UnixConnection(http.client.HTTPConnection):

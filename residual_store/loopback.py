@@ -1,4 +1,4 @@
-"""Loopback: sockets within one host, for which the kernel's own buffers are too large or too small."""
+"""Loopback: sockets within one host, where nothing is in the way but the reader."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import contextlib
 import ipaddress
 import socket
 
-__all__ = ["fit_buffers"]
-
-_IN_CACHE = 256 << 10
-_WHOLE = 4 << 20
-"""As much as the kernel grants; it holds half a body on each side."""
+__all__ = ["unpaced"]
 
 
-def fit_buffers(sock: socket.socket, nbytes: int) -> None:
-    """Fit the buffers of a socket of the loopback interface to a body of ``nbytes``; any other socket keeps the kernel's.
+def unpaced(sock: socket.socket) -> bool:
+    """Let a socket of the loopback interface send as much as its reader has room for; false if it is another socket.
 
-    Within one host a byte waits in a buffer for nothing but its reader.
-    Of a long body, what waits in 256 KiB stays in the cache of the processor between the copy in and the copy out; what
-    waits in the kernel's own buffers, of several MiB, does not, and that halves the rate (docs/performance.md has the figures).
-    A body of a few MiB rather waits as a whole: so its sender need not wait while its reader looks at what came first.
-    On any other route large buffers are what keeps the line busy.
+    A kernel may send with BBR, which takes the loopback interface for a line: it paces what goes out and has only a few
+    pieces under way, so that sender and reader wake each other up all the time.
+    Reno, which every Linux kernel has and lets everyone choose (tcp(7)), goes on until the reader's buffer is full.
     """
-    if nbytes <= _IN_CACHE or not _is_loopback(sock):
-        return
+    if not _is_loopback(sock):
+        return False
     # One that is closed by now tells its user so at the next read or write; uvloop's has a negative descriptor then.
     with contextlib.suppress(OSError, ValueError):
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _WHOLE if nbytes <= 2 * _WHOLE else _IN_CACHE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        return True
+    return False
 
 
 def _is_loopback(sock: socket.socket) -> bool:

@@ -106,19 +106,12 @@ def _reader(request: Request, settings: Settings) -> FrameReader:
         raise TooLarge(
             f"the body has {length} bytes; the limit max_bundle_bytes is {settings.max_bundle_bytes}"
         )
-    if length is not None and (direct := _direct(request)) is not None:
-        direct.expect(length)
     return FrameReader(settings, total=length)
-
-
-def _direct(request: Request) -> DirectBody | None:
-    direct: DirectBody | None = request.scope.get("extensions", {}).get(EXTENSION)
-    return direct
 
 
 async def _filled_directly(request: Request, reader: FrameReader, settings: Settings) -> bool:
     """Receive the rest of a large body straight into its place, if the server can do that."""
-    direct = _direct(request)
+    direct: DirectBody | None = request.scope.get("extensions", {}).get(EXTENSION)
     if direct is None or len(reader.buffer()) < _DIRECT or "content-length" not in request.headers:
         return False
     try:

@@ -18,7 +18,6 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
-from residual_store.loopback import fit_buffers
 from residual_store.patient_send import limit_sends
 
 __all__ = ["EXTENSION", "Connection", "DirectAnswer", "writing_threads"]
@@ -58,10 +57,6 @@ class DirectAnswer:
         self._transport = transport
         self._connection = connection
         self._threads = threads
-
-    def expect(self, nbytes: int) -> None:
-        """Prepare the connection for an answer of ``nbytes``, before any of it is written."""
-        fit_buffers(self._transport.get_extra_info("socket"), nbytes)
 
     async def write(self, data: memoryview) -> int:
         """Write from the start of ``data``; how many bytes the peer has taken before it was slow, or gone."""

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from residual_store.loopback import fit_buffers
-
 __all__ = ["EXTENSION", "Connection", "DirectBody", "Sink"]
 
 EXTENSION = "residual_store.direct_body"
@@ -57,10 +55,6 @@ class DirectBody:
         self.nbytes = 0
         self.connection = connection
         self._transport = transport
-
-    def expect(self, nbytes: int) -> None:
-        """Prepare the connection for a body of ``nbytes``, before any of it is taken."""
-        fit_buffers(self._transport.get_extra_info("socket"), nbytes)
 
     async def fill(self, sink: Sink, *, idle_seconds: float) -> bool:
         """Receive until the buffer of ``sink`` is full; false, and nothing is done, if the body has come in already.

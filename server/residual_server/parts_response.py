@@ -27,8 +27,6 @@ class PartsResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         direct: DirectAnswer | None = scope.get("extensions", {}).get(EXTENSION)
-        if direct is not None:
-            direct.expect(int(self.headers["Content-Length"]))
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self._parts:
             written = await direct.write(part) if direct is not None and len(part) >= _DIRECT else 0

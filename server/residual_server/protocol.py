@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from residual_server import direct_answer, direct_body
 from residual_server.direct_answer import DirectAnswer, writing_threads
 from residual_server.direct_body import DirectBody
+from residual_store.loopback import unpaced
 from residual_store.settings import Settings
 
 __all__ = ["limited_protocol"]
@@ -43,6 +44,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        unpaced(transport.get_extra_info("socket"))
         self._start_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
