@@ -77,10 +77,11 @@ class Database(ClosedAtExit):
         if record.packed:
             arrays[PACKED] = np.concatenate([bundle.payloads[leaf.index] for leaf in record.packed])
         spec = self._new_spec(bundle.manifest.nbytes)
+        # The payload outlives the transaction, so tensorstore may read it in place; its store in memory keeps what it is given.
+        in_place = self._spec["base"]["driver"] != "memory"
         opening = [self._new_array(spec, transaction, path, values) for path, values in arrays.items()]
         for values, array in zip(arrays.values(), opening, strict=True):
-            # The payload outlives the transaction, so tensorstore may read it in place.
-            array.result().write(values, can_reference_source_data_indefinitely=True).copy.result()
+            array.result().write(values, can_reference_source_data_indefinitely=in_place).copy.result()
         database = ts.KvStore.open(spec, context=self._context).result()
         database.with_transaction(transaction).write(_RECORD, record.pack()).result()
 

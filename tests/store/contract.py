@@ -115,9 +115,10 @@ class StoreContract:
         got = store.get(f"{run}/a")
         assert [int(got.array(i)[0]) for i in range(24)] == list(range(24))
 
-    def test_later_changes_of_the_arrays_change_nothing(self, store: Store, run: str) -> None:
+    @pytest.mark.parametrize("length", [1000, 400_000])
+    def test_later_changes_of_the_arrays_change_nothing(self, store: Store, run: str, length: int) -> None:
         """The bytes are those of the moment of the call, although they were not copied to make the bundle."""
-        h = np.arange(1000.0)
+        h = np.arange(float(length))
         store.put(f"{run}/a", Bundle.of_arrays({"h": h}))
         h[:] = 0
         assert store.get(f"{run}/a").array(0)[999] == 999
