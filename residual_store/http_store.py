@@ -195,22 +195,24 @@ class HttpStore(ClosedAtExit):
         return repeated(lambda: self._once(request, read), self.settings, gone=gone)
 
     def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
-        connection = self._take()
+        connection, lent = self._take(), list[memoryview]()
         try:
             with _told_apart(f"{request.method} {self.url}"):
-                sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
+                sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience, lent)
                 answer = connection.getresponse()
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
                 result = read(answer) if not refusals else None
         except BaseException:
             connection.close()
             raise
+        finally:
+            lent.clear()  # This frame, which is in the traceback of an error, must not keep the memory of a put.
         if sent:
             self._idle.append(connection)
         else:
             connection.close()
         if refusals:
-            raise refusals.pop()  # This frame, which is in its traceback, must not keep it and the memory of a put.
+            raise refusals.pop()  # Nor a refusal itself.
         return cast("T", result)
 
     def _take(self) -> http.client.HTTPConnection:
@@ -239,8 +241,13 @@ def _told_apart(what: str) -> Iterator[None]:
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 
-def _send(connection: http.client.HTTPConnection, request: _Request, wait: float) -> bool:
-    """Send a request; false if the server has answered before it wanted the body."""
+def _send(
+    connection: http.client.HTTPConnection, request: _Request, wait: float, lent: list[memoryview]
+) -> bool:
+    """Send a request; false if the server has answered before it wanted the body.
+
+    What is in ``lent`` then must stay as it is until the answer is there.
+    """
     body, connection.timeout = request.body, wait
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     connection.putheader("Accept", "application/msgpack, */*")
@@ -262,9 +269,8 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
-        if body.nbytes > _LARGE:
-            unpaced(connection.sock)
-        with waiting_in_kernel(connection.sock, wait) as send:
+        is_near = body.nbytes > _LARGE and unpaced(connection.sock)
+        with waiting_in_kernel(connection.sock, wait, lent=lent if is_near else None) as send:
             for part in body.parts():
                 send(part)
     return True

@@ -10,6 +10,8 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
+from residual_store.page_pipe import PagePipe
+
 __all__ = ["limit_sends", "waiting_in_kernel"]
 
 _TIMEVAL = struct.Struct("@ll")
@@ -19,8 +21,10 @@ _LONGEST_CALL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[[memoryview], None]]:
-    """What sends all of a run of bytes, while the kernel waits for room.
+def waiting_in_kernel(
+    sock: socket.socket, seconds: float, *, lent: list[memoryview] | None = None
+) -> Iterator[Callable[[memoryview], None]]:
+    """What sends all of a run of bytes, while the kernel waits for room; through a `PagePipe` if it is given ``lent``.
 
     Raises TimeoutError when the peer has taken nothing for ``seconds``.
 
@@ -34,16 +38,20 @@ def waiting_in_kernel(sock: socket.socket, seconds: float) -> Iterator[Callable[
     limit_sends(sock, min(seconds / 4, _LONGEST_CALL_SECONDS))
     sock.settimeout(None)
     try:
-        yield functools.partial(_send, sock, seconds=seconds)
+        if lent is None:
+            yield functools.partial(_send, sock.send, seconds=seconds)
+        else:
+            with PagePipe(sock, lent=lent) as pipe:
+                yield functools.partial(_send, pipe.send, seconds=seconds)
     finally:
         sock.settimeout(before)
 
 
-def _send(sock: socket.socket, data: memoryview, *, seconds: float) -> None:
+def _send(send: Callable[[memoryview], int], data: memoryview, *, seconds: float) -> None:
     sent, moved = 0, time.monotonic()
     while sent < len(data):
         try:
-            sent += sock.send(data[sent:])
+            sent += send(data[sent:])
             moved = time.monotonic()
         except BlockingIOError:
             if time.monotonic() - moved >= seconds:

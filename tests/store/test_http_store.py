@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from residual_store import Settings, Store, open_store
+from residual_store import Bundle, Settings, Store, open_store
 from residual_store.errors import (
     ERRORS,
     Busy,
@@ -101,6 +102,26 @@ def test_a_server_that_says_nothing_is_given_up(memory_server: Server) -> None:
         settings = Settings(attempts=1, idle_answer_seconds=0.2)
         with open_store(url, settings=settings) as store, pytest.raises(Unreachable):
             store.stat("run/a")
+
+
+def test_what_is_given_up_and_changed_is_not_stored(memory_server: Server) -> None:
+    """The kernel may read a body from where it lies after the client has gone; the server refuses it by its digests."""
+    array = np.random.default_rng(0).random(1 << 18)
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        url = f"http://127.0.0.1:{slow.getsockname()[1]}"
+        settings = Settings(attempts=1, idle_answer_seconds=0.5)
+        with open_store(url, settings=settings, segments=False) as store, pytest.raises(Unreachable):
+            store.put("given/up", Bundle.of_arrays({"h": array}))
+        array += 1
+        with slow.accept()[0] as connection:
+            request = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    assert array[: 1 << 16].tobytes() in request, "nothing was sent by reference"
+    with socket.create_connection(("127.0.0.1", memory_server.port)) as late:
+        late.sendall(request.replace(b"Expect: 100-continue\r\n", b""))
+        assert late.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+    with open_store(memory_server.url) as store, pytest.raises(NotFound):
+        store.stat("given/up")
 
 
 def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
