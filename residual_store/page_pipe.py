@@ -33,7 +33,7 @@ class PagePipe:
     Where the kernel cannot do that, the bytes are written as usual.
 
     >>> ours, theirs = socket.socketpair()
-    >>> with PagePipe(ours, lent=[]) as pipe:
+    >>> with ours, theirs, PagePipe(ours, lent=[]) as pipe:
     ...     pipe.send(memoryview(b"residual"))
     8
     """

@@ -49,7 +49,7 @@ class Database(ClosedAtExit):
         what: str,
         directory: Path | None = None,
     ) -> None:
-        self._spec = {"driver": "ocdbt", "base": spec}
+        self._spec: dict[str, Any] = {"driver": "ocdbt", "base": spec}
         self._context = context
         self._settings = settings
         self._what = what
