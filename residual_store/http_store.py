@@ -195,24 +195,22 @@ class HttpStore(ClosedAtExit):
         return repeated(lambda: self._once(request, read), self.settings, gone=gone)
 
     def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
-        connection, lent = self._take(), list[memoryview]()
+        connection = self._take()
         try:
             with _told_apart(f"{request.method} {self.url}"):
-                sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience, lent)
+                sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
                 answer = connection.getresponse()
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
                 result = read(answer) if not refusals else None
         except BaseException:
             connection.close()
             raise
-        finally:
-            lent.clear()  # This frame, which is in the traceback of an error, must not keep the memory of a put.
         if sent:
             self._idle.append(connection)
         else:
             connection.close()
         if refusals:
-            raise refusals.pop()  # Nor a refusal itself.
+            raise refusals.pop()  # This frame, which is in its traceback, must not keep it and the memory of a put.
         return cast("T", result)
 
     def _take(self) -> http.client.HTTPConnection:
@@ -241,13 +239,8 @@ def _told_apart(what: str) -> Iterator[None]:
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 
-def _send(
-    connection: http.client.HTTPConnection, request: _Request, wait: float, lent: list[memoryview]
-) -> bool:
-    """Send a request; false if the server has answered before it wanted the body.
-
-    What is in ``lent`` then must stay as it is until the answer is there.
-    """
+def _send(connection: http.client.HTTPConnection, request: _Request, wait: float) -> bool:
+    """Send a request; false if the server has answered before it wanted the body."""
     body, connection.timeout = request.body, wait
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     connection.putheader("Accept", "application/msgpack, */*")
@@ -270,7 +263,7 @@ def _send(
         return False
     if body is not None:
         is_near = body.nbytes > _LARGE and unpaced(connection.sock)
-        with waiting_in_kernel(connection.sock, wait, lent=lent if is_near else None) as send:
+        with waiting_in_kernel(connection.sock, wait, by_reference=is_near) as send:
             for part in body.parts():
                 send(part)
     return True

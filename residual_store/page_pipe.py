@@ -22,25 +22,26 @@ __all__ = ["PagePipe"]
 _WORTH_IT = 1 << 20
 """Bytes of a piece, and of a pipe; through a shorter pipe the reader waits too often."""
 
-_UNABLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EMFILE, errno.ENFILE)
-"""What a kernel answers that does not know these calls, forbids them, knows them for other sockets, or has no pipe left."""
+_UNABLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EFAULT, errno.EMFILE, errno.ENFILE)
+"""What a kernel answers that does not know these calls, or forbids them, or not for this socket or memory, or has no pipe left."""
 
 
 class PagePipe:
     """Sends to a socket of the loopback interface.
 
-    What it has sent by reference must stay as it is until the peer has answered, and is kept in ``lent``.
-    Where the kernel cannot do that, the bytes are written as usual.
+    The peer reads what stands in that memory when it reads, so it must stay as it is until the peer has answered.
+    If it does not, because the caller gave up, the peer has to find out by a digest that came before, which has to be what
+    it was: so a ``bytes``, which is made for one send and freed after it, is copied.
+    Where the kernel cannot send by reference, everything is.
 
     >>> ours, theirs = socket.socketpair()
-    >>> with ours, theirs, PagePipe(ours, lent=[]) as pipe:
+    >>> with ours, theirs, PagePipe(ours) as pipe:
     ...     pipe.send(memoryview(b"residual"))
     8
     """
 
-    def __init__(self, sock: socket.socket, *, lent: list[memoryview]) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._lent = lent
         self._ends: list[int] = []
         self._vmsplice: Any = None
         self._is_able = True
@@ -58,7 +59,7 @@ class PagePipe:
 
         After a call that took fewer bytes, or raised BlockingIOError, the next one must be with those that are left.
         """
-        if self._waiting or (len(data) >= _WORTH_IT and self._is_able):
+        if self._waiting or (self._is_able and len(data) >= _WORTH_IT and type(data.obj) is not bytes):
             try:
                 return self._send_pages(data)
             except OSError as error:
@@ -74,7 +75,6 @@ class PagePipe:
         source, target = self._ends
         if not self._waiting:
             self._waiting = self._refer(target, data)
-            self._lent.append(data)
         more = os.SPLICE_F_MORE if len(data) > self._waiting else 0
         moved = os.splice(source, self._sock.fileno(), self._waiting, flags=more)
         self._waiting -= moved

@@ -22,9 +22,9 @@ _LONGEST_CALL_SECONDS = 1.0
 
 @contextlib.contextmanager
 def waiting_in_kernel(
-    sock: socket.socket, seconds: float, *, lent: list[memoryview] | None = None
+    sock: socket.socket, seconds: float, *, by_reference: bool = False
 ) -> Iterator[Callable[[memoryview], None]]:
-    """What sends all of a run of bytes, while the kernel waits for room; through a `PagePipe` if it is given ``lent``.
+    """What sends all of a run of bytes, while the kernel waits for room; ``by_reference`` through a `PagePipe`.
 
     Raises TimeoutError when the peer has taken nothing for ``seconds``.
 
@@ -38,11 +38,11 @@ def waiting_in_kernel(
     limit_sends(sock, min(seconds / 4, _LONGEST_CALL_SECONDS))
     sock.settimeout(None)
     try:
-        if lent is None:
-            yield functools.partial(_send, sock.send, seconds=seconds)
-        else:
-            with PagePipe(sock, lent=lent) as pipe:
+        if by_reference:
+            with PagePipe(sock) as pipe:
                 yield functools.partial(_send, pipe.send, seconds=seconds)
+        else:
+            yield functools.partial(_send, sock.send, seconds=seconds)
     finally:
         sock.settimeout(before)
 

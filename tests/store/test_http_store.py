@@ -21,6 +21,7 @@ from residual_store.errors import (
     Unreachable,
     UploadStalled,
 )
+from residual_store.frame import frame_head
 from tests.servers import Server, running_server
 from tests.store.bundles import assert_equal, noise
 from tests.store.proxy import proxy, scripted
@@ -104,18 +105,26 @@ def test_a_server_that_says_nothing_is_given_up(memory_server: Server) -> None:
             store.stat("run/a")
 
 
-def test_what_is_given_up_and_changed_is_not_stored(memory_server: Server) -> None:
-    """The kernel may read a body from where it lies after the client has gone; the server refuses it by its digests."""
+@pytest.mark.parametrize("names", [1, 5000], ids=["a short head", "a head above 1 MiB"])
+def test_what_is_given_up_and_changed_is_not_stored(memory_server: Server, names: int) -> None:
+    """The kernel may read leaves from where they lie after the client has gone; the server refuses them by their digests, which
+    stand in the head, and that is copied."""
     array = np.random.default_rng(0).random(1 << 18)
+    small = {f"{name:0100}": np.array([name, 0.5]) for name in range(names)}
+    bundle = Bundle.of_arrays({"h": array, **small})
+    head = frame_head(bundle.sealed().manifest)
     with socket.create_server(("127.0.0.1", 0)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         url = f"http://127.0.0.1:{slow.getsockname()[1]}"
         settings = Settings(attempts=1, idle_answer_seconds=0.5)
         with open_store(url, settings=settings, segments=False) as store, pytest.raises(Unreachable):
-            store.put("given/up", Bundle.of_arrays({"h": array}))
+            store.put("given/up", bundle)
         array += 1
+        others = [frame_head(Bundle.of_arrays({"h": array, **small}).sealed().manifest) for _ in range(3)]
         with slow.accept()[0] as connection:
             request = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    assert head in request
+    assert not any(other in request for other in others)
     assert array[: 1 << 16].tobytes() in request, "nothing was sent by reference"
     with socket.create_connection(("127.0.0.1", memory_server.port)) as late:
         late.sendall(request.replace(b"Expect: 100-continue\r\n", b""))
