@@ -6,7 +6,6 @@ the leaves, and follows no redirect, so a token never travels to another origin 
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import select
@@ -15,8 +14,9 @@ import ssl
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +40,7 @@ from residual_store.retries import repeated
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Durability, IfExists, Page, Receipt, Stat, Usage
+from residual_store.translation import Translation
 
 __all__ = ["HttpStore"]
 
@@ -197,7 +198,7 @@ class HttpStore(ClosedAtExit):
     def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
         connection = self._take()
         try:
-            with _told_apart(f"{request.method} {self.url}"):
+            with Translation(partial(_translate, f"{request.method} {self.url}")):
                 sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
                 answer = connection.getresponse()
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
@@ -226,16 +227,13 @@ class HttpStore(ClosedAtExit):
         return self._connect()
 
 
-@contextlib.contextmanager
-def _told_apart(what: str) -> Iterator[None]:
+def _translate(what: str, error: Exception) -> None:
     """Turn what the HTTP library and the readers of answers raise into errors of this project."""
-    try:
-        yield
-    except ResidualStoreError:
-        raise
-    except (OSError, http.client.HTTPException) as error:
+    if isinstance(error, ResidualStoreError):
+        return
+    if isinstance(error, OSError | http.client.HTTPException):
         raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
-    except answers.NOT_UNDERSTOOD as error:
+    if isinstance(error, answers.NOT_UNDERSTOOD):
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 
 

@@ -103,6 +103,20 @@ def test_nothing_pickles() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_no_generator_translates_errors(path: Path) -> None:
+    """It would keep the memory of a bundle in a cycle; `residual_store.translation` has the reason, and what to use."""
+    generators = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any("contextmanager" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    handlers = [node for one in generators for node in ast.walk(one) if isinstance(node, ast.ExceptHandler)]
+    raised = [node for one in handlers for node in ast.walk(one) if isinstance(node, ast.Raise) and node.exc]
+    assert not raised, f"line {raised[0].lineno}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_a_module_is_short_and_named_for_what_it_is(path: Path) -> None:
     """Under 300 lines, with a docstring, a future import and no name that could mean anything."""
     text = path.read_text()

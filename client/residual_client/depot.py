@@ -5,13 +5,12 @@ All of it runs inside host callbacks, so nothing here calls JAX.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -26,6 +25,7 @@ from residual_store.errors import LeafUnavailable, NotFound, ResidualStoreError
 from residual_store.leaf import Channel, Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
+from residual_store.translation import Translation
 
 __all__ = ["Depot", "Fetch", "Place", "Stow"]
 
@@ -126,15 +126,15 @@ class Depot:
             self._expired += 1
 
 
-@contextlib.contextmanager
-def _about(key: str, function: str, what: str) -> Iterator[None]:
+def _about(key: str, function: str, what: str) -> Translation:
     """Name the bundle and the function in errors that JAX will show as text only."""
-    try:
-        yield
-    except ResidualStoreError as error:
-        raise type(error)(
-            f"{key!r} of {function}: {what}: {error.detail}", **{**error.fields, "key": key}
-        ) from error
+
+    def translate(error: Exception) -> None:
+        if isinstance(error, ResidualStoreError):
+            detail = f"{key!r} of {function}: {what}: {error.detail}"
+            raise type(error)(detail, **{**error.fields, "key": key}) from error
+
+    return Translation(translate)
 
 
 @dataclass(frozen=True)

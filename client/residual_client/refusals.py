@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from functools import partial
 
 from residual_store.errors import GradientRefused
+from residual_store.translation import Translation
 
 __all__ = ["about"]
 
 
-@contextlib.contextmanager
-def about(key: str) -> Iterator[None]:
+def about(key: str) -> Translation:
     """Add the key of a bundle to the refusals that are raised within.
 
     >>> with about("exp1/step-1"):
     ...     pass
     """
-    try:
-        yield
-    except GradientRefused as error:
+    return Translation(partial(_translate, key))
+
+
+def _translate(key: str, error: Exception) -> None:
+    if isinstance(error, GradientRefused):
         raise type(error)(f"{key!r}: {error.detail}", **{**error.fields, "key": key}) from error.__cause__

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from functools import partial
 
 from residual_store.errors import InternalError, ResidualStoreError, StoreFull
+from residual_store.translation import Translation
 
 __all__ = ["check_is_damage", "is_damage", "told_apart"]
 
@@ -36,8 +36,7 @@ def check_is_damage(error: Exception, what: str) -> None:
         raise InternalError(f"{what}: the storage failed, and may be read later") from error
 
 
-@contextlib.contextmanager
-def told_apart(what: str) -> Iterator[None]:
+def told_apart(what: str) -> Translation:
     """Turn an error of tensorstore or the file system into `StoreFull` or `InternalError` that says ``what`` failed.
 
     tensorstore raises ValueError for nearly everything, with a status code in the text.
@@ -46,11 +45,12 @@ def told_apart(what: str) -> Iterator[None]:
     >>> with told_apart("reading the index"):
     ...     pass
     """
-    try:
-        yield
-    except ResidualStoreError:
-        raise
-    except (ValueError, OSError) as error:
-        if any(word in str(error).lower() for word in _FULL):
-            raise StoreFull(f"{what}: there is no room on the disk") from error
-        raise InternalError(f"{what}: the storage failed") from error
+    return Translation(partial(_translate, what))
+
+
+def _translate(what: str, error: Exception) -> None:
+    if isinstance(error, ResidualStoreError) or not isinstance(error, ValueError | OSError):
+        return
+    if any(word in str(error).lower() for word in _FULL):
+        raise StoreFull(f"{what}: there is no room on the disk") from error
+    raise InternalError(f"{what}: the storage failed") from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from residual_store.errors import InternalError, StoreFull
+from residual_store.translation import Translation
 
 __all__ = ["IndexFile"]
 
@@ -47,12 +48,12 @@ class IndexFile:
 
     def run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
         """The rows that one statement gives; raises `InternalError`, or `StoreFull` if the disk is."""
-        with self._lock, _told_apart():
+        with self._lock, Translation(_translate):
             return self._database.execute(statement, values).fetchall()
 
     def run_for_each(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         """Run one statement with the values of each row; raises what `run` does."""
-        with self._lock, _told_apart():
+        with self._lock, Translation(_translate):
             self._database.executemany(statement, rows)
 
     @contextlib.contextmanager
@@ -73,20 +74,18 @@ class IndexFile:
                 raise
 
 
-@contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.ProgrammingError as error:
-        raise InternalError("this store was closed; open it again") from error
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
+def _translate(error: Exception) -> None:
+    match error:
+        case sqlite3.ProgrammingError():
+            raise InternalError("this store was closed; open it again") from error
+        case sqlite3.OperationalError() if "full" in str(error):
             raise StoreFull("there is no room on the disk for the index") from error
-        raise InternalError(f"the index failed: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise InternalError(
-            f"the index is damaged: {error}; stop, delete index.sqlite and start again"
-        ) from error
+        case sqlite3.OperationalError():
+            raise InternalError(f"the index failed: {error}") from error
+        case sqlite3.DatabaseError():
+            raise InternalError(
+                f"the index is damaged: {error}; stop, delete index.sqlite and start again"
+            ) from error
 
 
 def _open(path: Path | None) -> sqlite3.Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -22,6 +21,7 @@ from residual_store.engine.record import Record
 from residual_store.engine.values import Seen, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
+from residual_store.translation import Translation
 
 __all__ = ["PACKED", "LeafReader", "as_stored", "path_of"]
 
@@ -110,17 +110,18 @@ class LeafReader:
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> StoredArray:
         return StoredArray.found(shape, dtype, path=path, metadata=self._values.get(f"{path}zarr.json"))
 
-    @contextlib.contextmanager
-    def _names(self, leaf: Leaf) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            check_is_damage(error, self._what)
-            raise DataLoss(
-                f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk",
-                leaf=leaf.path,
-                index=leaf.index,
-            ) from error
+    def _names(self, leaf: Leaf) -> Translation:
+        return Translation(partial(self._translate, leaf))
+
+    def _translate(self, leaf: Leaf, error: Exception) -> None:
+        if not isinstance(error, ValueError | OSError):
+            return
+        check_is_damage(error, self._what)
+        raise DataLoss(
+            f"{self._what}: leaf {leaf.index} ({leaf.path}) is missing or damaged on disk",
+            leaf=leaf.path,
+            index=leaf.index,
+        ) from error
 
 
 def _unpack(
