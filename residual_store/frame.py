@@ -63,7 +63,10 @@ def frame_nbytes(head: bytes, manifest: Manifest) -> int:
 
 
 def frame_parts(head: bytes, bundle: Bundle) -> Iterator[memoryview]:
-    """The frame in order, without a copy of any large leaf; small ones are joined, because a write for each is slow."""
+    """The frame in order, without a copy of any large leaf; small ones are joined, because a write for each is slow.
+
+    Large leaves are views of arrays and all else is ``bytes``, by which a sender knows what stays where it is.
+    """
     if bundle.area is not None:
         yield memoryview(head)
         yield memoryview(bundle.area)

@@ -45,6 +45,7 @@ from residual_store.translation import Translation
 __all__ = ["HttpStore"]
 
 _LARGE = 256 << 10
+"""Bytes of a body from which it counts how it is sent."""
 
 
 @dataclass(frozen=True)
