@@ -7,7 +7,6 @@ socket, so that the reader copies from the memory of the writer.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,6 +15,8 @@ import socket
 from typing import Any
 
 import numpy as np
+
+from residual_store.closing import ClosedAtExit
 
 __all__ = ["PagePipe"]
 
@@ -26,12 +27,12 @@ _UNABLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EFAULT, errno.EMFILE, 
 """What a kernel answers that does not know these calls, or forbids them, or not for this socket or memory, or has no pipe left."""
 
 
-class PagePipe:
+class PagePipe(ClosedAtExit):
     """Sends to a socket of the loopback interface.
 
     The peer reads what stands in that memory when it reads, so it must stay as it is until the peer has answered.
     If it does not, because the caller gave up, the peer has to find out by a digest that came before, which has to be what
-    it was: so a ``bytes``, which is made for one send and freed after it, is copied.
+    it was: so only arrays go by reference, and a ``bytes``, which is made for one send and freed after it, is copied.
     Where the kernel cannot send by reference, everything is.
 
     >>> ours, theirs = socket.socketpair()
@@ -48,25 +49,24 @@ class PagePipe:
         self._waiting = 0
         """How many bytes from the start of what is to be sent the pipe refers to."""
 
-    def __enter__(self) -> PagePipe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    def close(self) -> None:
+        self._waiting = 0
+        while self._ends:
+            os.close(self._ends.pop())
 
     def send(self, data: memoryview) -> int:
         """Send from the start of ``data``, and how many bytes, as `socket.socket.send` does and with its errors.
 
         After a call that took fewer bytes, or raised BlockingIOError, the next one must be with those that are left.
         """
-        if self._waiting or (self._is_able and len(data) >= _WORTH_IT and type(data.obj) is not bytes):
+        if self._waiting or (self._is_able and len(data) >= _WORTH_IT and isinstance(data.obj, np.ndarray)):
             try:
                 return self._send_pages(data)
             except OSError as error:
                 if error.errno not in _UNABLE:
                     raise
                 self._is_able = False
-                self._close()
+                self.close()
         return self._sock.send(data)
 
     def _send_pages(self, data: memoryview) -> int:
@@ -96,9 +96,3 @@ class PagePipe:
         if taken < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return taken
-
-    def _close(self) -> None:
-        self._waiting = 0
-        while self._ends:
-            with contextlib.suppress(OSError):
-                os.close(self._ends.pop())

@@ -38,11 +38,8 @@ def waiting_in_kernel(
     limit_sends(sock, min(seconds / 4, _LONGEST_CALL_SECONDS))
     sock.settimeout(None)
     try:
-        if by_reference:
-            with PagePipe(sock) as pipe:
-                yield functools.partial(_send, pipe.send, seconds=seconds)
-        else:
-            yield functools.partial(_send, sock.send, seconds=seconds)
+        with PagePipe(sock) if by_reference else contextlib.nullcontext(sock) as way:
+            yield functools.partial(_send, way.send, seconds=seconds)
     finally:
         sock.settimeout(before)
 
