@@ -6,12 +6,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
 from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
 from residual_store.leaf_copy import LeafCopy
+from residual_store.second_thread import SecondThread
 
 __all__ = ["Copier", "Copy"]
 
@@ -45,8 +45,7 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self._second: ThreadPoolExecutor | None = None
-        self._process = 0
+        self._second = SecondThread()
 
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
@@ -63,7 +62,7 @@ class Copier:
         if nbytes < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
             return [leaf().run() for leaf in leaves]
         sharing = _Sharing(leaves)
-        helping = self._start(sharing.from_the_end)
+        helping = self._second.start(sharing.from_the_end)
         try:
             sharing.from_the_start()
         finally:
@@ -73,21 +72,9 @@ class Copier:
                 helping.result()
         return sharing.digests
 
-    def _start(self, work: Callable[[], None]) -> Future[None] | None:
-        if self._second is None or self._process != os.getpid():
-            # After a fork the thread is the parent's.
-            self._second, self._process = ThreadPoolExecutor(1, "residual-store-copier"), os.getpid()
-        try:
-            return self._second.submit(work)
-        except RuntimeError:
-            # Python is about to end and starts nothing in pools any more; the caller's thread does all of it.
-            return None
-
     def close(self) -> None:
         """End the second thread."""
-        if self._second is not None:
-            self._second.shutdown(wait=False)
-            self._second = None
+        self._second.close()
 
 
 class _Whole:

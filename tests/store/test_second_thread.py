@@ -1,0 +1,51 @@
+"""The second thread: it works beside the caller's, and keeps off the core where that one is."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from residual_store.second_thread import SecondThread
+
+
+def test_the_core_of_the_caller_is_left_to_it() -> None:
+    """The thread may run on all cores that the caller may run on but one, and the caller may run where it could before."""
+    cores = os.sched_getaffinity(0)
+    with SecondThread() as second:
+        for _ in range(3):
+            done = second.start(lambda: (threading.get_ident(), os.sched_getaffinity(0)))
+            assert done is not None
+            thread, left = done.result()
+    assert thread != threading.get_ident()
+    assert left <= cores
+    assert len(left) == max(len(cores) - 1, 1)
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_caller_on_one_core_can_have_it_too() -> None:
+    """There is no other core to move it to."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with SecondThread() as second:
+            done = [second.start(lambda: 7) for _ in range(2)]
+            assert [one.result() for one in done if one is not None] == [7, 7]
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_an_error_is_the_caller_s() -> None:
+    """It is raised where the result is asked for, and the thread goes on."""
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    with SecondThread() as second:
+        failed, done = second.start(fail), second.start(lambda: 7)
+        assert failed is not None
+        assert done is not None
+        with pytest.raises(OSError, match="no room"):
+            failed.result()
+        assert done.result() == 7
