@@ -11,23 +11,18 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from residual_store import answers
 from residual_store.arena import NoRoom
+from residual_store.body import Body, frame_body
 from residual_store.bundle import Bundle, Payload
 from residual_store.copier import Copier
 from residual_store.digest import DIGEST_BYTES, Copied
 from residual_store.errors import DataLoss, InternalError, SegmentUnavailable
-from residual_store.frame import (
-    MEDIA_TYPE,
-    aligned_empty,
-    frame_head,
-    frame_nbytes,
-    frame_parts,
-)
+from residual_store.frame import aligned_empty, frame_head
 from residual_store.key import run_of
 from residual_store.neighbourhood import Neighbourhood
 from residual_store.own_puts import OwnPuts
@@ -36,23 +31,11 @@ from residual_store.segments import SegmentPool
 from residual_store.settings import Settings
 from residual_store.store import Receipt
 
-__all__ = ["Body", "BundleTransport", "Exchange"]
-
+__all__ = ["BundleTransport", "Exchange"]
 
 _LARGE = 512 << 20
 _MOST_LENT = 64
 """Each holds a descriptor, of which a client has some left for what it reads."""
-_TOLD_EVERY = 4 << 20
-
-
-@dataclass(frozen=True)
-class Body:
-    """A body that can be sent again: its length, a fresh run of its parts, and its xxh3-128 if it has no other."""
-
-    nbytes: int
-    parts: Callable[[], Iterable[memoryview]]
-    digest: str | None = None
-    media_type: str = MEDIA_TYPE
 
 
 class Exchange(Protocol):
@@ -108,12 +91,7 @@ class BundleTransport:
             return receipt
         if bundle.manifest.nbytes < self._settings.mapped_bytes:
             note = f"below {self._settings.mapped_bytes} bytes one request is faster"
-        bundle = bundle.sealed(copier=self._copier)
-        head = frame_head(bundle.manifest)
-        body = Body(
-            frame_nbytes(head, bundle.manifest),
-            lambda: _told(frame_parts(head, bundle), moved, before_leaves=len(head)),
-        )
+        body = frame_body(bundle, copier=self._copier, moved=moved)
         receipt = self._exchange("PUT", path, answers.read_receipt, query=query, body=body)
         return replace(receipt, transport_note=note)
 
@@ -270,19 +248,6 @@ class BundleTransport:
 
 def _address(memory: Payload) -> int:
     return int(memory.ctypes.data)
-
-
-def _told(
-    parts: Iterable[memoryview], moved: Callable[[int], object], *, before_leaves: int
-) -> Iterator[memoryview]:
-    """The same bytes in parts that are not long, telling how many of the leaves have gone out."""
-    sent = 0
-    for part in parts:
-        for start in range(0, len(part), _TOLD_EVERY):
-            piece = part[start : start + _TOLD_EVERY]
-            yield piece
-            sent += len(piece)
-            moved(max(sent - before_leaves, 0))
 
 
 def _counted(moved: Callable[[int], object]) -> Copied:

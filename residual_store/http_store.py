@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store import answers
+from residual_store.body import Body
 from residual_store.bundle import Bundle, Payload, digest_of
-from residual_store.bundle_transport import Body, BundleTransport
+from residual_store.bundle_transport import BundleTransport
 from residual_store.closing import ClosedAtExit
 from residual_store.continuation import ASK_FIRST_BYTES, may_send
 from residual_store.endpoint import Endpoint
@@ -257,13 +258,14 @@ def _send(connection: http.client.HTTPConnection, request: _Request, wait: float
     if asks:
         connection.putheader("Expect", "100-continue")
     connection.endheaders()
+    parts = body.parts() if body is not None else []
     connection.sock.settimeout(wait)
     if asks and not may_send(connection.sock):
         return False
     if body is not None:
         is_near = body.nbytes > _LARGE and unpaced(connection.sock)
         with waiting_in_kernel(connection.sock, wait, by_reference=is_near) as send:
-            for part in body.parts():
+            for part in parts:
                 send(part)
     return True
 
