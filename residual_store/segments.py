@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, private_arena
@@ -22,10 +22,11 @@ from residual_store.bundle import Payload
 from residual_store.frame import aligned_empty
 from residual_store.high_water import HighWater
 from residual_store.place import BlockName, Place
+from residual_store.pool_usage import PoolUsage
 from residual_store.size_class import largest_for, size_class
 from residual_store.trimmer import Trimmer
 
-__all__ = ["NoRoom", "PoolUsage", "Segment", "SegmentPool"]
+__all__ = ["NoRoom", "Segment", "SegmentPool"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,19 +39,6 @@ class Segment:
 
     memory: Payload
     place: Place | None = None
-
-
-@dataclass(frozen=True)
-class PoolUsage:
-    """``held`` bytes have a view somewhere, ``idle`` bytes wait to be used again.
-
-    ``fresh`` and ``recycled`` count the segments that were handed out, by whether their memory was new.
-    """
-
-    held: int
-    idle: int
-    fresh: int
-    recycled: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +84,7 @@ class SegmentPool:
         self._idle: dict[int, deque[_Block]] = {}
         # Blocks without a view in this process that another process still uses.
         self._lingering: list[_Block] = []
-        self._usage = PoolUsage(0, 0, 0, 0)
+        self._usage = PoolUsage()
         self._water = HighWater(seconds=idle_seconds, clock=clock)
         self._lock = threading.Lock()
         # Views die at any moment, in any thread, so what they leave is only noted, and taken in at the next call.
@@ -160,6 +148,12 @@ class SegmentPool:
         self._trimmer.start()
         return self._segment(block, nbytes)
 
+    def is_at_hand(self, nbytes: int, *, run: str) -> bool:
+        """Whether a block that the ``run`` has used is idle, so that `allocate` neither needs new memory nor zeroes any."""
+        with self._lock:
+            self._take_in()
+            return any(block.run == run for block in self._fitting(size_class(nbytes)))
+
     def _zeroed(self, block: _Block, run: str) -> _Block:
         """A block of another run, with nothing of that run left in it."""
         assert self._arena is not None
@@ -195,10 +189,8 @@ class SegmentPool:
 
     # All below is called with the lock held
 
-    def _count(self, *, held: int = 0, idle: int = 0, fresh: int = 0, recycled: int = 0) -> None:
-        before = self._usage
-        totals = (before.held + held, before.idle + idle, before.fresh + fresh, before.recycled + recycled)
-        self._usage = PoolUsage(*totals)
+    def _count(self, **change: int) -> None:
+        self._usage = self._usage.plus(**change)
         self._water.note(self._usage.held)
 
     def _take_in(self, *, lingering: bool = False) -> None:
@@ -225,14 +217,18 @@ class SegmentPool:
 
     def _recycled(self, nbytes: int, run: str) -> _Block | None:
         """An idle block of this class or one of the next few, one of the same run if there is one."""
-        for size in sorted(size for size, blocks in self._idle.items() if blocks):
-            if nbytes <= size <= largest_for(nbytes):
-                blocks = self._idle[size]
-                for block in sorted(blocks, key=lambda block: (block.run != run, -block.idle_since)):
-                    if self._withdrawn(block):
-                        self._count(held=size, recycled=1)
-                        return block
+        preferred = lambda block: (block.nbytes, block.run != run, -block.idle_since)  # noqa: E731
+        for block in sorted(self._fitting(nbytes), key=preferred):
+            if self._withdrawn(block):
+                self._count(held=block.nbytes, recycled=1)
+                return block
         return None
+
+    def _fitting(self, nbytes: int) -> Iterator[_Block]:
+        """The idle blocks of this class and of the next few."""
+        for size, blocks in self._idle.items():
+            if nbytes <= size <= largest_for(nbytes):
+                yield from blocks
 
     def _withdrawn(self, block: _Block) -> bool:
         """Whether a block is idle no more and nobody's; false if a client has it."""

@@ -48,6 +48,10 @@ class Admission:
         self._check(key, manifest, if_exists)
         return self._memory.allocate(manifest.nbytes, run=run_of(key))
 
+    def is_at_hand(self, key: str, manifest: Manifest) -> bool:
+        """Whether the memory that `admit` would give is there, and has nothing of another run in it."""
+        return self._memory.is_at_hand(manifest.nbytes, run=run_of(key))
+
     def prepare(self, key: str, nbytes: int) -> None:
         """Have an idle segment that a client can take for a put of ``key``; raises `SegmentUnavailable`, `StoreFull` or `Busy`."""
         run = run_of(check_key(key, self._settings))

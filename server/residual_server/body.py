@@ -18,6 +18,7 @@ from residual_store.digest import DIGEST_BYTES
 from residual_store.engine.local import LocalStore
 from residual_store.errors import InvalidFrame, InvalidOption, TooLarge, UnsupportedMedia, UploadStalled
 from residual_store.frame import MEDIA_TYPE, FrameReader
+from residual_store.manifest import Manifest
 from residual_store.place import BlockName
 from residual_store.segments import Segment
 from residual_store.settings import Settings
@@ -45,12 +46,18 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
             if manifest is None or segment is not None:
                 continue
             admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
-            segment = await Service.call(admit, at_once=is_quick(store, fresh_bytes=manifest.nbytes))
+            segment = await Service.call(admit, at_once=_is_quickly_admitted(store, key, manifest))
             reader.place(segment.memory)
             reader.feed(rest)
             if await _filled_directly(request, reader, store.settings):
                 break
     return replace(reader.bundle(), place=segment.place if segment is not None else None)
+
+
+def _is_quickly_admitted(store: LocalStore, key: str, manifest: Manifest) -> bool:
+    """Whether it takes less time to admit a bundle than to have a thread do it."""
+    is_little = is_quick(store, fresh_bytes=manifest.nbytes)
+    return is_little or (is_quick(store) and store.admission.is_at_hand(key, manifest))
 
 
 async def receive_placed(request: Request, store: LocalStore, key: str, block: BlockName) -> Bundle:

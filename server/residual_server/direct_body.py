@@ -18,6 +18,9 @@ __all__ = ["EXTENSION", "Connection", "DirectBody", "Sink"]
 EXTENSION = "residual_store.direct_body"
 """The name under which `DirectBody` stands in the extensions of an ASGI scope."""
 
+_READ_AT_ONCE = 2 << 20
+"""Bytes that are in the cache still when they are hashed."""
+
 
 class Sink(Protocol):
     """Where the bytes of a body belong."""
@@ -69,7 +72,7 @@ class DirectBody:
             return False
         filling = _Filling(self, sink)
         try:
-            filling.get_buffer(len(come))[: len(come)] = come
+            sink.buffer()[: len(come)] = come
             filling.buffer_updated(len(come))
             await self._receive(filling, idle_seconds)
         finally:
@@ -113,7 +116,7 @@ class _Filling(asyncio.BufferedProtocol):
         self._error: Exception | None = None
 
     def get_buffer(self, sizehint: int) -> Any:
-        return self._view
+        return self._view[:_READ_AT_ONCE]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._body.nbytes += nbytes

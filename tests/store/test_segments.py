@@ -111,6 +111,20 @@ def test_memory_of_another_run_is_zeroed() -> None:
     assert pool.allocate(MIB, run="other").memory.max() == 0
 
 
+def test_memory_is_at_hand_if_the_same_run_has_used_it() -> None:
+    """Not before, not while it is in use, not for another run, and not for what is too long or too short for the block."""
+    pool = SegmentPool(total=32 * MIB)
+    assert not pool.is_at_hand(MIB, run="a")
+    segment = pool.allocate(MIB, run="a")
+    assert not pool.is_at_hand(MIB, run="a")
+    del segment
+    assert pool.is_at_hand(MIB, run="a")
+    assert pool.is_at_hand(MIB - 5, run="a")
+    assert not pool.is_at_hand(MIB, run="b")
+    assert not pool.is_at_hand(MIB + 1, run="a")
+    assert not pool.is_at_hand(MIB // 2, run="a")
+
+
 def test_idle_memory_gives_way() -> None:
     """A segment of another size takes the room of idle ones, and then of nothing that is held."""
     pool = SegmentPool(total=8 * MIB)
