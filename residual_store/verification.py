@@ -54,12 +54,13 @@ def _steps(manifest: Manifest, area: memoryview) -> Generator[int, int]:
                 there = yield end
             _compare(leaf, digest_of(area[leaf.offset : end]))
             continue
-        digest = xxhash.xxh3_128()
-        for start in range(leaf.offset, end, _BLOCK):
-            stop = min(start + _BLOCK, end)
-            while there < stop:
-                there = yield stop
+        digest, start = xxhash.xxh3_128(), leaf.offset
+        while start < end:
+            while there < (wanted := min(start + _BLOCK, end)):
+                there = yield wanted
+            stop = min(there, end)
             digest.update(area[start:stop])
+            start = stop
         _compare(leaf, digest.digest())
     while True:
         yield len(area) + 1
