@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,6 +103,20 @@ def test_what_no_thread_could_be_started_for_is_not_made_up_for(
     while len(threads) < 2:
         copier.copy(_copies(*[9 * MIB] * 4), copied=lambda *_: threads.add(threading.current_thread().name))
     assert all(np.array_equal(then, target) for then, (_, target, _) in zip(before, copies, strict=True))
+
+
+def test_a_copier_keeps_no_memory(copier: Copier) -> None:
+    """Without the garbage collector: what is copied must be free when the caller lets go of it."""
+    gc.disable()
+    try:
+        copies = _copies(9 * MIB, 5, 9 * MIB)
+        targets = [weakref.ref(target) for _, target, _ in copies]
+        copier.copy(copies)
+        copier.digests([source for source, *_ in copies])
+        del copies
+        assert [target() for target in targets] == [None] * 3
+    finally:
+        gc.enable()
 
 
 _FORK = """
