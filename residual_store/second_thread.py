@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from residual_store.closing import ClosedAtExit
 
@@ -27,34 +28,44 @@ class SecondThread(ClosedAtExit):
     """
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
-        self._thread: int | None = None
+        self._worker: _Worker | None = None
         self._core_of_caller: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
 
     def close(self) -> None:
         """End the thread, once it has done what was started."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        if self._worker is not None:
+            self._worker.pool.shutdown(wait=False)
+            self._worker = None
 
     def start[T](self, work: Callable[[], T]) -> Future[T] | None:
         """What will have the result of ``work``; None if Python is about to end and starts nothing in threads any more."""
-        if self._pool is None or self._process != os.getpid():
+        worker = self._worker
+        if worker is None or worker.process != os.getpid():
             # After a fork the thread is the parent's.
-            self._thread, self._process = None, os.getpid()
-            self._pool = ThreadPoolExecutor(1, "residual-store-copier", initializer=self._note)
-        elif self._thread is not None:
-            self._move(self._thread)
+            worker = self._worker = _Worker.started()
+        # Before it wakes up: it would not come to do that itself for as long as the caller's thread keeps the core busy.
+        worker.keep_off(self._core_of_caller())
         try:
-            return self._pool.submit(work)
+            return worker.pool.submit(work)
         except RuntimeError:
             return None
 
-    def _note(self) -> None:
-        self._thread = threading.get_native_id()
 
-    def _move(self, thread: int) -> None:
-        # Before it wakes up: it would not come to do that itself for as long as the caller's thread keeps the core busy.
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(thread, os.sched_getaffinity(0) - {self._core_of_caller()})
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """A pool of one thread; what the kernel calls that is in ``threads`` as soon as it runs."""
+
+    pool: ThreadPoolExecutor
+    threads: list[int]
+    process: int
+
+    @classmethod
+    def started(cls) -> _Worker:
+        threads: list[int] = []
+        note = lambda: threads.append(threading.get_native_id())  # noqa: E731
+        return cls(ThreadPoolExecutor(1, "residual-store-copier", initializer=note), threads, os.getpid())
+
+    def keep_off(self, core: int) -> None:
+        for thread in self.threads:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, os.sched_getaffinity(0) - {core})

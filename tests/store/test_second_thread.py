@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -49,3 +50,17 @@ def test_an_error_is_the_caller_s() -> None:
         with pytest.raises(OSError, match="no room"):
             failed.result()
         assert done.result() == 7
+
+
+def test_several_callers_have_one_at_the_same_time() -> None:
+    """Also the first time: what each has started is done, and no thread but the second one is moved."""
+    cores = os.sched_getaffinity(0)
+    with SecondThread() as second, ThreadPoolExecutor(8) as callers:
+        together = threading.Barrier(8)
+
+        def call(number: int) -> tuple[int | None, set[int]]:
+            together.wait()
+            done = [second.start(lambda: number) for _ in range(20)]
+            return done[-1].result() if done[-1] is not None else None, os.sched_getaffinity(0)
+
+        assert list(callers.map(call, range(8))) == [(number, cores) for number in range(8)]
