@@ -3,6 +3,8 @@
 StableHLO says only that a callback is called, not which one, so two programs that differ in a callback would have one
 fingerprint.
 The digest follows a function's code, defaults, closure, attributes and the globals that it names.
+Of a module that is neither Python's nor installed, the attributes count that are taken from it by name, or all of them if it
+goes anywhere else, such as into a list or another function.
 What it cannot follow it refuses, and then such a bundle can be restored from its handle only.
 """
 
@@ -14,7 +16,7 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,20 @@ _REACHES_ANYTHING = {
     "getenv",
     "__import__",
     "import_module",
+    "_getframe",
+    "argv",
+    "modules",
+    "input",
+    "stdin",
+    "load",
+    "loadtxt",
+    "genfromtxt",
+    "fromfile",
+    "memmap",
+    "read_text",
+    "read_bytes",
 }
-_REACHES_ALL_OF_A_MODULE = {"getattr", "vars", "__dict__"}
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 class Unfollowable(Exception):
@@ -90,7 +104,7 @@ class _Walk:
             ),
             frozenset: lambda value, depth: self._all("set", sorted(value, key=repr), depth),
             types.CodeType: self._code,
-            types.ModuleType: lambda value, depth: self._say("module", value.__name__),
+            types.ModuleType: self._module,
         }
 
     def hexdigest(self) -> str:
@@ -121,8 +135,7 @@ class _Walk:
 
     def _other(self, value: Any, depth: int) -> None:
         if isinstance(value, np.ndarray | np.generic | jax.Array):
-            host = np.asarray(value)
-            self._say(repr(host.dtype), host.shape, host.strides, hashlib.sha256(host.tobytes()).hexdigest())
+            self._array(value, depth)
         elif isinstance(value, np.dtype):
             self._say("dtype", repr(value))
         elif isinstance(value, type):
@@ -131,6 +144,18 @@ class _Walk:
             self._say("ufunc", str(value))
         else:
             self._instance(value, depth)
+
+    def _array(self, value: Any, depth: int) -> None:
+        """An array is its bytes, unless these are references, or there is more to it, such as a mask."""
+        host = np.asarray(value)
+        if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+            raise Unfollowable(f"it holds a {_name(type(value))}")
+        if host.dtype == object:
+            self._all("objects", [host.shape, *host.ravel().tolist()], depth)
+        elif host.dtype.hasobject:
+            raise Unfollowable(f"it holds an array of {host.dtype}")
+        else:
+            self._say(repr(host.dtype), host.shape, host.strides, hashlib.sha256(host.tobytes()).hexdigest())
 
     def _builtin(self, value: Any, depth: int) -> None:
         owner: Any = value.__self__
@@ -161,19 +186,26 @@ class _Walk:
             self._say("installed", module, function.__qualname__, _release(module))
             return
         self._code(function.__code__, depth)
-        names = _names(function.__code__)
-        for name in sorted(names & function.__globals__.keys()):
-            self._say("global", name)
-            self._global(function.__globals__[name], names, depth)
+        for first, *names in sorted(set(_loads(function.__code__))):
+            if first in function.__globals__:
+                self._say("global", first, names)
+                self._reached(function.__globals__[first], names, depth)
 
-    def _global(self, value: Any, names: set[str], depth: int) -> None:
+    def _reached(self, value: Any, names: Sequence[str], depth: int) -> None:
+        """What the ``names`` come to, as far as they lead through modules whose content counts."""
+        for name in names:
+            if type(value) is not types.ModuleType or name not in _content(value):
+                break
+            value = _content(value)[name]
         self.add(value, depth)
-        if isinstance(value, types.ModuleType) and not _is_installed(value.__name__) and depth < _DEEPEST:
-            everything = names & _REACHES_ALL_OF_A_MODULE
-            reached = {name for name in vars(value) if not name.startswith("__")} if everything else names
-            for name in sorted(reached & vars(value).keys()):
-                self._say("of module", name)
-                self._global(vars(value)[name], names, depth + 1)
+
+    def _module(self, module: types.ModuleType, depth: int) -> None:
+        self._say("module", module.__name__)
+        if "__getattr__" in vars(module) and not _is_installed(module.__name__):
+            raise Unfollowable(
+                f"it uses {module.__name__}, which makes its attributes when they are asked for"
+            )
+        self.add(_content(module), depth)
 
     def _code(self, code: types.CodeType, depth: int) -> None:
         for instruction in dis.get_instructions(code):
@@ -192,12 +224,26 @@ def _constants(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_consts[1:] if documented else code.co_consts
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
+def _loads(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """The globals that code loads, by name, each with the attributes that are taken from it at once."""
+    load: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if load and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            load += (instruction.argval,)
+            continue
+        if load:
+            yield load
+        load = (instruction.argval,) if instruction.opname in _LOADS else ()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
+            yield from _loads(constant)
+
+
+def _content(module: types.ModuleType) -> dict[str, Any]:
+    """What is in a module, sorted; nothing, if its release stands for that."""
+    if _is_installed(module.__name__):
+        return {}
+    return {name: value for name, value in sorted(vars(module).items()) if not name.startswith("__")}
 
 
 def _is_installed(module: str | None) -> bool:

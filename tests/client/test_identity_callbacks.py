@@ -108,6 +108,9 @@ def callback(v):
     return v
 """
 
+_OPS = _MODULE.partition("def callback")[0]
+"""A module ``ops`` whose function ``scale`` doubles."""
+
 _EDITS = {
     "a function of numpy": ("def callback(v): return np.cos(v)", "cos", "sin"),
     "a constant": ("def callback(v): return v * np.float32(2)", "2)", "3)"),
@@ -144,6 +147,50 @@ _EDITS = {
         _MODULE.replace("ops.scale(v)", "getattr(ops, 'scale')(v)"),
         "2)",
         "3)",
+    ),
+    "a module in a closure": (
+        _OPS + "def make(m): return lambda v: m.scale(v)\ncallback = make(ops)",
+        "2)",
+        "3)",
+    ),
+    "a module as a default": (_OPS + "def callback(v, m=ops): return m.scale(v)", "2)", "3)"),
+    "a module in a list": (_OPS + "all = [ops]\ndef callback(v): return all[0].scale(v)", "2)", "3)"),
+    "a module in a dict": (_OPS + "all = {'o': ops}\ndef callback(v): return all['o'].scale(v)", "2)", "3)"),
+    "a module that is passed on": (
+        _OPS + "def use(m, v): return m.scale(v)\ndef callback(v): return use(ops, v)",
+        "2)",
+        "3)",
+    ),
+    "a module under another name": (
+        _OPS + "def callback(v):\n    m = ops\n    return use(m, v)\ndef use(m, v): return m.scale(v)",
+        "2)",
+        "3)",
+    ),
+    "a module in an instance": (
+        _OPS + _INSTANCE.replace("v * self.k", "self.k.scale(v)").replace("(np.float32(2))", "(ops)"),
+        "np.float32(2)",
+        "np.float32(3)",
+    ),
+    "a module of a module that is passed on": (
+        _MODULE_IN_A_MODULE.replace("package.ops.scale(v)", "use(package.ops, v)")
+        + "def use(m, v): return m.scale(v)",
+        "2)",
+        "3)",
+    ),
+    "a module that makes its attributes": (
+        _OPS + "ops.__getattr__ = lambda name: np.float32(2)\ndef callback(v): return v * ops.k",
+        "name: np.float32(2)",
+        "name: np.float32(3)",
+    ),
+    "an array of objects": (
+        "t = np.empty(1, object)\nt[0] = [np.float32(2)]\ndef callback(v): return v * t[0][0]",
+        "2)",
+        "3)",
+    ),
+    "a mask": (
+        "t = np.ma.masked_array([2, 3], [0, 1])\ndef callback(v): return (v * t.sum()).astype(np.float32)",
+        "[0, 1]",
+        "[1, 0]",
     ),
     "an attribute of the function": (_ATTRIBUTE, "2)", "3)"),
     "the state of an instance": (_INSTANCE, "2)", "3)"),
@@ -194,6 +241,8 @@ def test_a_module_that_the_callback_imports_itself(
 _TWICE = "def callback(v):\n    return v * np.float32(2)"
 _DOCUMENTED = 'def callback(v):\n    """Twice."""\n    return v * np.float32(2)'
 
+_OBJECTS = "t = np.array([np.float32(2), None], object)\ndef callback(v): return v * t[0]"
+
 _COSMETIC = {
     "nothing": (_TWICE, _TWICE),
     "a new docstring": (_TWICE, _DOCUMENTED),
@@ -201,6 +250,8 @@ _COSMETIC = {
     "a comment": (_TWICE, _TWICE.replace("    return", "    # Twice.\n    return")),
     "moved lines": (_TWICE, "\n" * 30 + _TWICE),
     "an unused global": (_TWICE, "K = 7\n" + _TWICE),
+    "what a module has besides": (_MODULE, _MODULE.replace("def callback", "ops.k = 7\ndef callback")),
+    "an array of the same objects": (_OBJECTS, _OBJECTS + "\n"),
 }
 
 
