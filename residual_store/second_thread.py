@@ -18,9 +18,9 @@ __all__ = ["SecondThread"]
 class SecondThread(ClosedAtExit):
     """A thread that is started when it is first needed, and again after a fork.
 
-    It may run on each core that the caller's thread may run on, but for the one where that thread is just then.
-    A kernel that finds all cores busy for a moment puts both on one core, and leaves them there for several slices of
-    time, although the other core is idle again long before.
+    It wakes up on another core than that of the caller, if the caller may use more than one, and may then run on all of them.
+    A kernel that finds all cores busy for a moment would put both threads on one, and leave them there for several slices
+    of time, although the other core is idle again long before.
 
     >>> with SecondThread() as second:
     ...     second.start(lambda: 1 + 1).result()
@@ -43,10 +43,11 @@ class SecondThread(ClosedAtExit):
         if worker is None or worker.process != os.getpid():
             # After a fork the thread is the parent's.
             worker = self._worker = _Worker.started()
+        cores = os.sched_getaffinity(0)
         # Before it wakes up: it would not come to do that itself for as long as the caller's thread keeps the core busy.
-        worker.keep_off(self._core_of_caller())
+        worker.move(cores - {self._core_of_caller()})
         try:
-            return worker.pool.submit(work)
+            return worker.pool.submit(_on, cores, work)
         except RuntimeError:
             return None
 
@@ -65,7 +66,14 @@ class _Worker:
         note = lambda: threads.append(threading.get_native_id())  # noqa: E731
         return cls(ThreadPoolExecutor(1, "residual-store-copier", initializer=note), threads, os.getpid())
 
-    def keep_off(self, core: int) -> None:
+    def move(self, cores: set[int]) -> None:
         for thread in self.threads:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(thread, os.sched_getaffinity(0) - {core})
+                os.sched_setaffinity(thread, cores)
+
+
+def _on[T](cores: set[int], work: Callable[[], T]) -> T:
+    """Do the work where the caller may run: what it starts is bound no more than what the caller starts."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cores)
+    return work()

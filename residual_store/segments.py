@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from residual_store.arena import PAGE, AddressSpace, Arena, NoRoom, private_arena
@@ -23,22 +23,11 @@ from residual_store.frame import aligned_empty
 from residual_store.high_water import HighWater
 from residual_store.place import BlockName, Place
 from residual_store.pool_usage import PoolUsage
+from residual_store.segment import Segment
 from residual_store.size_class import largest_for, size_class
 from residual_store.trimmer import Trimmer
 
-__all__ = ["NoRoom", "Segment", "SegmentPool"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Segment:
-    """Memory for the leaf area of one bundle.
-
-    ``memory`` is page-aligned if the segment is pooled, and 64-byte aligned if it is a small one; it is not zeroed.
-    ``place`` says where other processes of this host find it, if they can.
-    """
-
-    memory: Payload
-    place: Place | None = None
+__all__ = ["NoRoom", "SegmentPool"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,10 +126,13 @@ class SegmentPool:
             return self._on_heap(nbytes)
         with self._lock:
             self._take_in()
-            block = self._recycled(size, run)
+            block, fresh = self._recycled(size, run), None
             if block is None:
                 self._take_in(lingering=True)
-                block = self._recycled(size, run) or self._fresh(size, run)
+                block = self._recycled(size, run)
+                fresh = self._fresh(size, run) if block is None else None
+        if fresh is not None:
+            block = self._populated(fresh)
         if block is None:
             return self._on_heap(nbytes)
         if block.run != run:
@@ -148,11 +140,30 @@ class SegmentPool:
         self._trimmer.start()
         return self._segment(block, nbytes)
 
-    def is_at_hand(self, nbytes: int, *, run: str) -> bool:
-        """Whether a block that the ``run`` has used is idle, so that `allocate` neither needs new memory nor zeroes any."""
-        with self._lock:
+    def recycle(self, nbytes: int, *, run: str) -> Segment | None:
+        """A segment that the same ``run`` has used, if there is one to be had without waiting for anything."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             self._take_in()
-            return any(block.run == run for block in self._fitting(size_class(nbytes)))
+            block = self._recycled(size_class(nbytes), run, own=True) if nbytes else None
+        finally:
+            self._lock.release()
+        return self._segment(block, nbytes) if block is not None else None
+
+    def _populated(self, block: _Block) -> _Block | None:
+        """A block that has its memory now, which takes long; None if the machine has none left."""
+        assert self._arena is not None
+        try:
+            self._arena.populate(block.start, PAGE + block.nbytes)
+        except BaseException as error:
+            with self._lock:
+                self._space.give(block.start, PAGE + block.nbytes)
+                self._count(held=-block.nbytes, fresh=-1)
+            if isinstance(error, NoRoom):
+                return None
+            raise
+        return block
 
     def _zeroed(self, block: _Block, run: str) -> _Block:
         """A block of another run, with nothing of that run left in it."""
@@ -215,20 +226,20 @@ class SegmentPool:
             else:
                 self._lingering.append(block)
 
-    def _recycled(self, nbytes: int, run: str) -> _Block | None:
-        """An idle block of this class or one of the next few, one of the same run if there is one."""
-        preferred = lambda block: (block.nbytes, block.run != run, -block.idle_since)  # noqa: E731
-        for block in sorted(self._fitting(nbytes), key=preferred):
+    def _recycled(self, nbytes: int, run: str, *, own: bool = False) -> _Block | None:
+        """An idle block of this class or one of the next few, one of the same run if there is one, or only an ``own`` one."""
+        fitting = [
+            block
+            for size, blocks in self._idle.items()
+            if nbytes <= size <= largest_for(nbytes)
+            for block in blocks
+            if block.run == run or not own
+        ]
+        for block in sorted(fitting, key=lambda one: (one.nbytes, one.run != run, -one.idle_since)):
             if self._withdrawn(block):
                 self._count(held=block.nbytes, recycled=1)
                 return block
         return None
-
-    def _fitting(self, nbytes: int) -> Iterator[_Block]:
-        """The idle blocks of this class and of the next few."""
-        for size, blocks in self._idle.items():
-            if nbytes <= size <= largest_for(nbytes):
-                yield from blocks
 
     def _withdrawn(self, block: _Block) -> bool:
         """Whether a block is idle no more and nobody's; false if a client has it."""
@@ -243,11 +254,6 @@ class SegmentPool:
         self._make_room(nbytes, keep=self._water.worth_keeping)
         start = self._space.take(PAGE + nbytes)
         if start is None or self._arena is None:
-            return None
-        try:
-            self._arena.populate(start, PAGE + nbytes)
-        except NoRoom:
-            self._space.give(start, PAGE + nbytes)
             return None
         self._count(held=nbytes, fresh=1)
         return _Block(start=start, nbytes=nbytes, run=run)

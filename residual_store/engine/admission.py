@@ -14,7 +14,7 @@ from residual_store.errors import SegmentUnavailable
 from residual_store.key import check_key, run_of
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.place import BlockName
-from residual_store.segments import Segment
+from residual_store.segment import Segment
 from residual_store.settings import Settings
 from residual_store.stat import stat_of
 from residual_store.store import Durability, IfExists
@@ -48,9 +48,10 @@ class Admission:
         self._check(key, manifest, if_exists)
         return self._memory.allocate(manifest.nbytes, run=run_of(key))
 
-    def is_at_hand(self, key: str, manifest: Manifest) -> bool:
-        """Whether the memory that `admit` would give is there, and has nothing of another run in it."""
-        return self._memory.is_at_hand(manifest.nbytes, run=run_of(key))
+    def admit_at_once(self, key: str, manifest: Manifest, *, if_exists: IfExists) -> Segment | None:
+        """What `admit` gives, if there is a segment to be had without waiting for anything; raises what that raises."""
+        self._check(key, manifest, if_exists)
+        return self._memory.recycle(manifest.nbytes, run=run_of(key))
 
     def prepare(self, key: str, nbytes: int) -> None:
         """Have an idle segment that a client can take for a put of ``key``; raises `SegmentUnavailable`, `StoreFull` or `Busy`."""

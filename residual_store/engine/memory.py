@@ -16,7 +16,8 @@ from residual_store.errors import Busy, ResidualStoreError, StoreFull
 from residual_store.key import run_of
 from residual_store.place import BlockName
 from residual_store.pool_usage import PoolUsage
-from residual_store.segments import NoRoom, Segment, SegmentPool
+from residual_store.segment import Segment
+from residual_store.segments import NoRoom, SegmentPool
 from residual_store.settings import Settings
 from residual_store.shared_leaf import shared_keys
 
@@ -84,9 +85,9 @@ class HostMemory:
                 if not self._make_room(nbytes):
                     raise self._refusal(nbytes) from None
 
-    def is_at_hand(self, nbytes: int, *, run: str) -> bool:
-        """Whether `allocate` finds memory that the ``run`` has used before."""
-        return self._pool.is_at_hand(nbytes, run=run)
+    def recycle(self, nbytes: int, *, run: str) -> Segment | None:
+        """A segment that the ``run`` has used before, as `SegmentPool.recycle` gives it."""
+        return self._pool.recycle(nbytes, run=run)
 
     def forget(self, bundle: Bundle) -> None:
         """Let no client find a bundle that is no more what its key stands for."""

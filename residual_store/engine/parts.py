@@ -18,7 +18,7 @@ from residual_store.errors import AlreadyExists, InvalidManifest, NotFound
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
 from residual_store.parts import Part, attempt_of, difference, join, whole_of
-from residual_store.segments import Segment
+from residual_store.segment import Segment
 from residual_store.stat import receipt_of
 from residual_store.store import Durability, IfExists, Receipt, Store, open_store
 

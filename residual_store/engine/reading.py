@@ -18,7 +18,7 @@ from residual_store.errors import DataLoss, NotFound
 from residual_store.key import run_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
-from residual_store.segments import Segment
+from residual_store.segment import Segment
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import Stat
 

@@ -20,7 +20,7 @@ from residual_store.errors import InvalidFrame, InvalidOption, TooLarge, Unsuppo
 from residual_store.frame import MEDIA_TYPE, FrameReader
 from residual_store.manifest import Manifest
 from residual_store.place import BlockName
-from residual_store.segments import Segment
+from residual_store.segment import Segment
 from residual_store.settings import Settings
 from residual_store.shared_leaf import SharedLeaf
 from residual_store.store import IfExists
@@ -45,8 +45,7 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
             manifest = reader.manifest
             if manifest is None or segment is not None:
                 continue
-            admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
-            segment = await Service.call(admit, at_once=_is_quickly_admitted(store, key, manifest))
+            segment = await _admitted(store, key, manifest, if_exists)
             reader.place(segment.memory)
             reader.feed(rest)
             if await _filled_directly(request, reader, store.settings):
@@ -54,10 +53,15 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
     return replace(reader.bundle(), place=segment.place if segment is not None else None)
 
 
-def _is_quickly_admitted(store: LocalStore, key: str, manifest: Manifest) -> bool:
-    """Whether it takes less time to admit a bundle than to have a thread do it."""
-    is_little = is_quick(store, fresh_bytes=manifest.nbytes)
-    return is_little or (is_quick(store) and store.admission.is_at_hand(key, manifest))
+async def _admitted(store: LocalStore, key: str, manifest: Manifest, if_exists: IfExists) -> Segment:
+    """Memory for a bundle; a thread gets it where that may take longer than to have a thread do it."""
+    segment = None
+    if is_quick(store):
+        segment = store.admission.admit_at_once(key, manifest, if_exists=if_exists)
+    if segment is None:
+        admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
+        segment = await Service.call(admit, at_once=is_quick(store, fresh_bytes=manifest.nbytes))
+    return segment
 
 
 async def receive_placed(request: Request, store: LocalStore, key: str, block: BlockName) -> Bundle:

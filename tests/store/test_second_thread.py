@@ -11,15 +11,22 @@ import pytest
 from residual_store.second_thread import SecondThread
 
 
-def test_the_core_of_the_caller_is_left_to_it() -> None:
-    """The thread may run on all cores that the caller may run on but one, and the caller may run where it could before."""
+def test_it_wakes_up_off_the_core_of_the_caller() -> None:
+    """Until it begins it is kept off one core, where the caller is, and from then on it may run where the caller may."""
     cores = os.sched_getaffinity(0)
+    go_on = threading.Event()
     with SecondThread() as second:
-        for _ in range(3):
-            done = second.start(lambda: (threading.get_ident(), os.sched_getaffinity(0)))
-            assert done is not None
-            thread, left = done.result()
-    assert thread != threading.get_ident()
+        first = second.start(threading.get_native_id)
+        assert first is not None
+        waiting = second.start(go_on.wait)
+        done = second.start(lambda: os.sched_getaffinity(0))
+        left = os.sched_getaffinity(first.result())
+        go_on.set()
+        assert waiting is not None
+        assert waiting.result()
+        assert done is not None
+        assert done.result() == cores
+    assert first.result() != threading.get_native_id()
     assert left <= cores
     assert len(left) == max(len(cores) - 1, 1)
     assert os.sched_getaffinity(0) == cores

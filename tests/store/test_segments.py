@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -111,18 +112,82 @@ def test_memory_of_another_run_is_zeroed() -> None:
     assert pool.allocate(MIB, run="other").memory.max() == 0
 
 
-def test_memory_is_at_hand_if_the_same_run_has_used_it() -> None:
-    """Not before, not while it is in use, not for another run, and not for what is too long or too short for the block."""
-    pool = SegmentPool(total=32 * MIB)
-    assert not pool.is_at_hand(MIB, run="a")
+def test_a_run_s_own_memory_is_recycled_at_once() -> None:
+    """Not before there is any, not another run's, not what is in use, too long or too short, and not while another thread waits."""
+    pool = SegmentPool(total=64 * MIB)
+    assert pool.recycle(MIB, run="a") is None
     segment = pool.allocate(MIB, run="a")
-    assert not pool.is_at_hand(MIB, run="a")
+    assert pool.recycle(MIB, run="a") is None
+    segment.memory[:] = 7
     del segment
-    assert pool.is_at_hand(MIB, run="a")
-    assert pool.is_at_hand(MIB - 5, run="a")
-    assert not pool.is_at_hand(MIB, run="b")
-    assert not pool.is_at_hand(MIB + 1, run="a")
-    assert not pool.is_at_hand(MIB // 2, run="a")
+    for nbytes, run in ((MIB, "b"), (MIB + 1, "a"), (MIB // 2, "a"), (0, "a")):
+        assert pool.recycle(nbytes, run=run) is None
+    again = pool.recycle(MIB - 5, run="a")
+    assert again is not None
+    assert again.memory.nbytes == MIB - 5
+    assert (again.memory == 7).all()
+    assert (pool.usage.held, pool.usage.idle, pool.usage.recycled) == (MIB, 0, 1)
+
+
+def test_a_larger_block_of_its_own_is_recycled_before_another_run_s() -> None:
+    """At once there is nothing that would have to be zeroed first."""
+    pool = SegmentPool(total=64 * MIB)
+    larger, other = pool.allocate(MIB + MIB // 16, run="a"), pool.allocate(MIB, run="b")
+    larger.memory[:] = 7
+    del larger, other
+    recycled = pool.recycle(MIB, run="a")
+    assert recycled is not None
+    assert (recycled.memory == 7).all()
+
+
+class _Slow(PrivateArena):
+    """An arena whose memory takes as long to populate as the test wants."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def populate(self, start: int, nbytes: int) -> None:
+        if nbytes > 8 * MIB:
+            self.begun.set()
+            assert self.go_on.wait(60)
+        super().populate(start, nbytes)
+
+
+def test_nobody_waits_for_another_one_s_new_memory() -> None:
+    """It is populated without the lock of the pool, and counted already."""
+    arena = _Slow(64 * MIB)
+    pool = SegmentPool(total=64 * MIB, arena=arena)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(pool.allocate, 9 * MIB)
+        assert arena.begun.wait(60)
+        assert pool.allocate(MIB).memory.nbytes == MIB
+        assert pool.usage.held == 9 * MIB
+        arena.go_on.set()
+        assert slow.result().memory.nbytes == 9 * MIB
+
+
+class _Full(PrivateArena):
+    """An arena that is interrupted, or has no memory, when it is to be populated."""
+
+    error: BaseException = NoRoom("no memory")
+
+    def populate(self, start: int, nbytes: int) -> None:
+        raise self.error
+
+
+def test_what_cannot_be_populated_is_given_back() -> None:
+    """Whether there is no memory, and the heap gives some, or the caller was interrupted: the addresses can be used again."""
+    arena = _Full(4 * MIB)
+    pool = SegmentPool(total=8 * MIB, arena=arena)
+    for _ in range(4):
+        assert pool.allocate(3 * MIB).place is None
+    arena.error = KeyboardInterrupt()
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            pool.allocate(3 * MIB)
+    gc.collect()
+    assert (pool.usage.held, pool.usage.fresh) == (0, 0)
 
 
 def test_idle_memory_gives_way() -> None:
