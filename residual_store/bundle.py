@@ -109,7 +109,9 @@ class Bundle:
     def of_segment(cls, manifest: Manifest, segment: Payload) -> Bundle:
         """The bundle whose leaf area is ``segment``, which nobody changes from now on."""
         segment.flags.writeable = False
-        payloads = tuple(segment[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
+        # Not even by who sets that flag again: the next one who reads the bundle would get other values.
+        area = np.asarray(memoryview(segment).toreadonly())
+        payloads = tuple(area[leaf.offset : leaf.offset + leaf.nbytes] for leaf in manifest.leaves)
         return cls(manifest=manifest, payloads=payloads, owned=True)
 
     @classmethod

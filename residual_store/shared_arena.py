@@ -45,6 +45,7 @@ BASE = Path("/dev/shm")  # noqa: S108 - a directory of mode 0700 is made in it
 ARENA, NONCE = "arena", "nonce"
 _NONCE_BYTES = 16
 _STARTING_SECONDS = 60.0
+_POPULATED_AT_ONCE = 16 << 20
 _PREFIX = "residual-store-"
 _NAME = re.compile(_PREFIX + r"[0-9a-f]{16}", re.ASCII)
 
@@ -91,9 +92,13 @@ class SharedArena:
         return np.frombuffer(self._memory, np.uint8, nbytes, start)
 
     def populate(self, start: int, nbytes: int) -> None:
-        """Reserve the memory now: a write to a page that the file system has no room for would be a SIGBUS."""
+        """Reserve the memory now: a write to a page that the file system has no room for would be a SIGBUS.
+
+        Little by little, because the file is locked as long as a call of the kernel takes.
+        """
         try:
-            os.posix_fallocate(self._file, start, nbytes)
+            for piece in range(start, start + nbytes, _POPULATED_AT_ONCE):
+                os.posix_fallocate(self._file, piece, min(_POPULATED_AT_ONCE, start + nbytes - piece))
         except OSError as error:
             self.forget(start, nbytes)
             raise NoRoom(f"{self.directory.parent} has no {nbytes} bytes left: {error.strerror}") from None

@@ -123,12 +123,15 @@ class StoreContract:
         h[:] = 0
         assert store.get(f"{run}/a").array(0)[999] == 999
 
-    def test_what_was_got_cannot_change_what_is_stored(self, store: Store, run: str) -> None:
-        """A view of stored bytes is read-only."""
-        store.put(f"{run}/a", Bundle.of_arrays({"h": np.arange(10.0)}))
+    @pytest.mark.parametrize("length", [10, 400_000])
+    def test_what_was_got_cannot_change_what_is_stored(self, store: Store, run: str, length: int) -> None:
+        """A view of stored bytes is read-only, and nobody can make it anything else."""
+        store.put(f"{run}/a", Bundle.of_arrays({"h": np.arange(float(length))}))
         got = store.get(f"{run}/a").array(0)
         with pytest.raises(ValueError, match="read-only"):
             got[0] = 7
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            got.flags.writeable = True
         assert store.get(f"{run}/a").array(0)[0] == 0
 
     def test_receipt_and_stat_say_what_was_stored(self, store: Store, run: str) -> None:
