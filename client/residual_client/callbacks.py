@@ -10,9 +10,11 @@ What it cannot follow it refuses, and then such a bundle can be restored from it
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import hashlib
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -60,6 +62,7 @@ _REACHES_ANYTHING = {
     "read_text",
     "read_bytes",
 }
+_DOCUMENTED: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
@@ -165,7 +168,7 @@ class _Walk:
     def _class(self, cls: type, depth: int) -> None:
         self._say("class", cls.__module__, cls.__qualname__)
         if not _is_installed(cls.__module__):
-            self._all("bases", cls.__bases__, depth)
+            self._all("bases", [type(cls), *cls.__bases__], depth)
             own = {name: value for name, value in sorted(vars(cls).items()) if name not in _OF_EVERY_CLASS}
             self.add(own, depth)
 
@@ -213,14 +216,20 @@ class _Walk:
                 raise Unfollowable(f"it imports {instruction.argval} when it is called")
         if dynamic := _REACHES_ANYTHING & set(code.co_names):
             raise Unfollowable(f"it uses {min(dynamic)}, which reaches anything")
-        self._say(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
+        arguments = (
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags & ~_DOCUMENTED,
+        )
+        self._say(code.co_code, code.co_exceptiontable, arguments)
+        self._say(code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
         self._all("constants", _constants(code), depth)
 
 
 def _constants(code: types.CodeType) -> tuple[Any, ...]:
     """The constants without the docstring; up to Python 3.13 a def has its docstring, or None, as the first one."""
-    flag = getattr(inspect, "CO_HAS_DOCSTRING", None)
-    documented = code.co_flags & flag if flag is not None else not code.co_name.startswith("<")
+    documented = code.co_flags & _DOCUMENTED if _DOCUMENTED else not code.co_name.startswith("<")
     return code.co_consts[1:] if documented else code.co_consts
 
 
@@ -257,7 +266,11 @@ def _is_installed(module: str | None) -> bool:
 
 
 def _release(module: str) -> str:
-    return str(getattr(sys.modules.get(module.partition(".")[0]), "__version__", ""))
+    top = module.partition(".")[0]
+    release = str(getattr(sys.modules.get(top), "__version__", ""))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        release = release or importlib.metadata.version(top)
+    return release
 
 
 def _name(kind: type) -> str:

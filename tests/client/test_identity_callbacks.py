@@ -108,6 +108,16 @@ def callback(v):
     return v
 """
 
+_METACLASS = """
+class Meta(type):
+    k = np.float32(2)
+
+class Ops(metaclass=Meta):
+    pass
+
+def callback(v):
+    return v * Ops.k
+"""
 _OPS = _MODULE.partition("def callback")[0]
 """A module ``ops`` whose function ``scale`` doubles."""
 
@@ -148,6 +158,12 @@ _EDITS = {
         "2)",
         "3)",
     ),
+    "how arguments are taken": (
+        "def callback(*v): return v[0] * np.ones(4, np.float32)",
+        "(*v)",
+        "(v)",
+    ),
+    "a metaclass": (_METACLASS, "2)", "3)"),
     "a module in a closure": (
         _OPS + "def make(m): return lambda v: m.scale(v)\ncallback = make(ops)",
         "2)",
