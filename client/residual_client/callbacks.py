@@ -10,21 +10,18 @@ What it cannot follow it refuses, and then such a bundle can be restored from it
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import hashlib
-import importlib.metadata
 import inspect
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from residual_client.releases import content_of, is_of_a_release, release_of
 from residual_client.trees import describe
 
 __all__ = ["Unfollowable", "digest_callbacks"]
@@ -61,6 +58,8 @@ _REACHES_ANYTHING = {
     "memmap",
     "read_text",
     "read_bytes",
+    "__doc__",
+    "__annotations__",
 }
 _DOCUMENTED: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -167,7 +166,7 @@ class _Walk:
 
     def _class(self, cls: type, depth: int) -> None:
         self._say("class", cls.__module__, cls.__qualname__)
-        if not _is_installed(cls.__module__):
+        if not is_of_a_release(cls):
             self._all("bases", [type(cls), *cls.__bases__], depth)
             own = {name: value for name, value in sorted(vars(cls).items()) if name not in _OF_EVERY_CLASS}
             self.add(own, depth)
@@ -175,7 +174,7 @@ class _Walk:
     def _instance(self, value: Any, depth: int) -> None:
         """An object of a class that is written in Python is its class and its attributes; of others nobody knows."""
         kind = type(value)
-        written = all(one is object or not _is_installed(one.__module__) for one in kind.__mro__)
+        written = all(one is object or not is_of_a_release(one) for one in kind.__mro__)
         if not written or not hasattr(value, "__dict__"):
             raise Unfollowable(f"it holds a {_name(kind)}")
         self._all("instance", [kind, vars(value)], depth)
@@ -184,9 +183,10 @@ class _Walk:
         module = str(function.__globals__.get("__name__"))
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         bound = [function.__defaults__, function.__kwdefaults__, vars(function), *cells]
+        self._say("function", function.__name__)
         self._all("bound", bound, depth)
-        if _is_installed(module):
-            self._say("installed", module, function.__qualname__, _release(module))
+        if (release := release_of(function)) is not None:
+            self._say("installed", module, function.__qualname__, release)
             return
         self._code(function.__code__, depth)
         for first, *names in sorted(set(_loads(function.__code__))):
@@ -197,18 +197,18 @@ class _Walk:
     def _reached(self, value: Any, names: Sequence[str], depth: int) -> None:
         """What the ``names`` come to, as far as they lead through modules whose content counts."""
         for name in names:
-            if type(value) is not types.ModuleType or name not in _content(value):
+            if type(value) is not types.ModuleType or name not in content_of(value):
                 break
-            value = _content(value)[name]
+            value = content_of(value)[name]
         self.add(value, depth)
 
     def _module(self, module: types.ModuleType, depth: int) -> None:
         self._say("module", module.__name__)
-        if "__getattr__" in vars(module) and not _is_installed(module.__name__):
+        if "__getattr__" in content_of(module):
             raise Unfollowable(
                 f"it uses {module.__name__}, which makes its attributes when they are asked for"
             )
-        self.add(_content(module), depth)
+        self.add(content_of(module), depth)
 
     def _code(self, code: types.CodeType, depth: int) -> None:
         for instruction in dis.get_instructions(code):
@@ -246,31 +246,6 @@ def _loads(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _loads(constant)
-
-
-def _content(module: types.ModuleType) -> dict[str, Any]:
-    """What is in a module, sorted; nothing, if its release stands for that."""
-    if _is_installed(module.__name__):
-        return {}
-    return {name: value for name, value in sorted(vars(module).items()) if not name.startswith("__")}
-
-
-def _is_installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package, whose release stands for its content."""
-    top = (module or "").partition(".")[0]
-    if top in sys.stdlib_module_names and top != "__main__":
-        return True
-    spec = getattr(sys.modules.get(top), "__spec__", None)
-    origin = getattr(spec, "origin", None) or ""
-    return any(part in ("site-packages", "dist-packages") for part in Path(origin).parts)
-
-
-def _release(module: str) -> str:
-    top = module.partition(".")[0]
-    release = str(getattr(sys.modules.get(top), "__version__", ""))
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        release = release or importlib.metadata.version(top)
-    return release
 
 
 def _name(kind: type) -> str:

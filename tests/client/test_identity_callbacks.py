@@ -118,6 +118,13 @@ class Ops(metaclass=Meta):
 def callback(v):
     return v * Ops.k
 """
+_NEW_CLASS = """
+import types
+Ops = types.new_class("Ops", (), {}, lambda names: names.update(k=np.float32(2)))
+
+def callback(v):
+    return v * Ops.k
+"""
 _OPS = _MODULE.partition("def callback")[0]
 """A module ``ops`` whose function ``scale`` doubles."""
 
@@ -164,6 +171,12 @@ _EDITS = {
         "(v)",
     ),
     "a metaclass": (_METACLASS, "2)", "3)"),
+    "a class that the standard library made": (_NEW_CLASS, "2)", "3)"),
+    "the release that a module tells of itself": (
+        _OPS + "ops.__version__ = '2'\ndef callback(v): return v * np.float32(ops.__version__)",
+        "'2'",
+        "'3'",
+    ),
     "a module in a closure": (
         _OPS + "def make(m): return lambda v: m.scale(v)\ncallback = make(ops)",
         "2)",
