@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from residual_client.releases import content_of, is_of_a_release, release_of
+from residual_client.releases import content_of, is_installed, is_of_a_release, release_of
 from residual_client.trees import describe
 
 __all__ = ["Unfollowable", "digest_callbacks"]
@@ -174,7 +174,7 @@ class _Walk:
     def _instance(self, value: Any, depth: int) -> None:
         """An object of a class that is written in Python is its class and its attributes; of others nobody knows."""
         kind = type(value)
-        written = all(one is object or not is_of_a_release(one) for one in kind.__mro__)
+        written = all(one is object or not is_installed(one.__module__) for one in kind.__mro__)
         if not written or not hasattr(value, "__dict__"):
             raise Unfollowable(f"it holds a {_name(kind)}")
         self._all("instance", [kind, vars(value)], depth)
@@ -197,18 +197,20 @@ class _Walk:
     def _reached(self, value: Any, names: Sequence[str], depth: int) -> None:
         """What the ``names`` come to, as far as they lead through modules whose content counts."""
         for name in names:
-            if type(value) is not types.ModuleType or name not in content_of(value):
+            content = content_of(value) if type(value) is types.ModuleType else {}
+            if name not in content:
                 break
-            value = content_of(value)[name]
+            value = content[name]
         self.add(value, depth)
 
     def _module(self, module: types.ModuleType, depth: int) -> None:
         self._say("module", module.__name__)
-        if "__getattr__" in content_of(module):
+        content = content_of(module)
+        if "__getattr__" in content:
             raise Unfollowable(
                 f"it uses {module.__name__}, which makes its attributes when they are asked for"
             )
-        self.add(content_of(module), depth)
+        self.add(content, depth)
 
     def _code(self, code: types.CodeType, depth: int) -> None:
         for instruction in dis.get_instructions(code):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["content_of", "is_of_a_release", "release_of"]
+__all__ = ["content_of", "is_installed", "is_of_a_release", "release_of"]
 
 _OF_EVERY_MODULE = {
     "__annotations__",
@@ -31,7 +31,7 @@ def content_of(module: ModuleType) -> dict[str, Any]:
     >>> content_of(contextlib)
     {}
     """
-    if _is_installed(module.__name__) and sys.modules.get(module.__name__) is module:
+    if is_installed(module.__name__) and sys.modules.get(module.__name__) is module:
         return {}
     return {name: value for name, value in sorted(vars(module).items()) if name not in _OF_EVERY_MODULE}
 
@@ -45,7 +45,7 @@ def is_of_a_release(cls: type) -> bool:
     found: Any = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is cls and _is_installed(cls.__module__)
+    return found is cls and is_installed(cls.__module__)
 
 
 def release_of(function: FunctionType) -> str | None:
@@ -55,7 +55,7 @@ def release_of(function: FunctionType) -> str | None:
     (True, '')
     """
     name = str(function.__globals__.get("__name__"))
-    if not _is_installed(name) or vars(sys.modules.get(name, object)) is not function.__globals__:
+    if not is_installed(name) or vars(sys.modules.get(name, object)) is not function.__globals__:
         return None
     top = name.partition(".")[0]
     release = str(getattr(sys.modules.get(top), "__version__", ""))
@@ -64,7 +64,12 @@ def release_of(function: FunctionType) -> str | None:
     return release
 
 
-def _is_installed(module: str | None) -> bool:
+def is_installed(module: str | None) -> bool:
+    """Whether a name is that of a module of Python or of an installed package.
+
+    >>> is_installed("contextlib"), is_installed("no_such_module")
+    (True, False)
+    """
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names and top != "__main__":
         return True

@@ -55,13 +55,13 @@ async def receive_bundle(request: Request, store: LocalStore, key: str, if_exist
 
 async def _admitted(store: LocalStore, key: str, manifest: Manifest, if_exists: IfExists) -> Segment:
     """Memory for a bundle; a thread gets it where that may take longer than to have a thread do it."""
-    segment = None
-    if is_quick(store):
+    is_little = is_quick(store, fresh_bytes=manifest.nbytes)
+    if is_quick(store) and not is_little:
         segment = store.admission.admit_at_once(key, manifest, if_exists=if_exists)
-    if segment is None:
-        admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
-        segment = await Service.call(admit, at_once=is_quick(store, fresh_bytes=manifest.nbytes))
-    return segment
+        if segment is not None:
+            return segment
+    admit = functools.partial(store.admission.admit, key, manifest, if_exists=if_exists)
+    return await Service.call(admit, at_once=is_little)
 
 
 async def receive_placed(request: Request, store: LocalStore, key: str, block: BlockName) -> Bundle:

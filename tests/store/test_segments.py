@@ -113,7 +113,7 @@ def test_memory_of_another_run_is_zeroed() -> None:
 
 
 def test_a_run_s_own_memory_is_recycled_at_once() -> None:
-    """Not before there is any, not another run's, not what is in use, too long or too short, and not while another thread waits."""
+    """Not before there is any, not another run's, not what is in use, and not for what is too long or too short for it."""
     pool = SegmentPool(total=64 * MIB)
     assert pool.recycle(MIB, run="a") is None
     segment = pool.allocate(MIB, run="a")
