@@ -203,6 +203,9 @@ class HttpStore(ClosedAtExit):
             with Translation(partial(_translate, f"{request.method} {self.url}")):
                 sent = _send(connection, request, self.settings.idle_answer_seconds + request.patience)
                 answer = connection.getresponse()
+                if answer.length is None and not answer.chunked:
+                    # The library takes a head that was cut off for a whole one.
+                    raise Unreachable("the answer broke off before it said how long it is")
                 refusals = [answers.refusal_of(self.url, answer)] if answer.status >= 300 else []
                 result = read(answer) if not refusals else None
         except BaseException:

@@ -83,7 +83,7 @@ class Meshes:
             raise MeshMismatch(
                 f"{path} was made on {recorded}, which has {count} devices, and this process has "
                 f"{len(jax.devices())} ({jax.devices()[0].platform}) and no argument on such a mesh; "
-                "restore it where there are as many devices, or pass args that lie on the mesh to use",
+                "use it where there are as many devices, or call restore with args or like that lie on the mesh to use",
                 leaf=path,
             )
         mesh = jax.make_mesh(
