@@ -114,6 +114,7 @@ class Usage:
 
     ``host_held_bytes`` counts all memory that bundles and bodies in flight hold, out of ``host_total_bytes``.
     ``unindexed`` counts the bundles on disk that ``runs`` may not tell about yet, because the index is being made anew.
+    ``host_program_bytes`` are those of the programs in memory, at most a quarter of ``host_total_bytes``, beside these.
     ``host_idle_bytes`` waits to be used again; ``segments_fresh`` and ``segments_recycled`` count the segments handed out so
     far, by whether their memory was new.
     """
@@ -124,6 +125,7 @@ class Usage:
     expired: int
     spilled: int
     unindexed: int = 0
+    host_program_bytes: int = 0
     host_idle_bytes: int = 0
     segments_fresh: int = 0
     segments_recycled: int = 0

@@ -176,6 +176,13 @@ class HostTier:
         with self._lock:
             return next(iter(self._held), None)
 
+    def fingerprints(self) -> set[str]:
+        """The programs that bundles here name."""
+        with self._lock:
+            return {
+                held.stat.fingerprint for held in self._held.values() if held.stat.fingerprint is not None
+            }
+
     @property
     def resting_bytes(self) -> int:
         """Bytes of the bundles that are nowhere else."""

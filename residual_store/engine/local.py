@@ -65,7 +65,12 @@ class LocalStore(ClosedAtExit):
         self.arrivals = Arrivals()
         self._host = HostTier(settings, clock=clock)
         self._durable = durable
-        self._programs: Programs = MemoryPrograms() if durable is None else durable.programs
+        self._programs: Programs
+        if durable is None:
+            budget = settings.host_budget // 4
+            self._programs = MemoryPrograms(budget=budget, named=self._host.fingerprints)
+        else:
+            self._programs = durable.programs
         self._clock = clock
         self._copier = Copier()
         self._writing = KeyLocks()
@@ -274,6 +279,7 @@ class LocalStore(ClosedAtExit):
             segments_fresh=memory.fresh,
             segments_recycled=memory.recycled,
             host_total_bytes=self._memory.total,
+            host_program_bytes=self._programs.held_bytes,
             expired=self._leases.expired + self._parts.expired,
             spilled=self._memory.spilled,
             unindexed=self._catalog.unindexed,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from residual_store.bundle import digest_of
 from residual_store.engine.root import Root
-from residual_store.errors import DataLoss, NotFound
+from residual_store.errors import DataLoss, NotFound, StoreFull
 from residual_store.key import check_fingerprint
 
 __all__ = ["DurablePrograms", "MemoryPrograms", "Programs"]
@@ -24,23 +27,71 @@ class Programs(Protocol):
     def has(self, fingerprint: str) -> bool:
         """Whether there is a program under this fingerprint."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the programs that are held in memory."""
+
 
 class MemoryPrograms:
-    """Programs in this process's memory."""
+    """Programs in this process's memory, ``budget`` bytes of them at most.
 
-    def __init__(self) -> None:
-        self._programs: dict[str, bytes] = {}
+    Where there is no room for one more, those make it that are not ``named`` by any bundle, the longest unused first.
+    A put of a bundle asks with `has` after the bundle can be seen, so a client that hears yes need not send the program again.
+    """
+
+    def __init__(self, *, budget: int, named: Callable[[], Collection[str]]) -> None:
+        self._budget = budget
+        self._named = named
+        self._programs: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def write(self, fingerprint: str, program: bytes) -> None:
-        self._programs.setdefault(check_fingerprint(fingerprint), program)
+        """Raises `StoreFull` if the programs that bundles name leave no room."""
+        with self._lock:
+            if self._find(check_fingerprint(fingerprint)) is None:
+                self._make_room(len(program))
+                self._programs[fingerprint] = program
 
     def read(self, fingerprint: str) -> bytes:
-        if check_fingerprint(fingerprint) not in self._programs:
+        with self._lock:
+            found = self._find(check_fingerprint(fingerprint))
+        if found is None:
             raise _missing(fingerprint)
-        return self._programs[fingerprint]
+        return found
 
     def has(self, fingerprint: str) -> bool:
-        return fingerprint in self._programs
+        with self._lock:
+            return self._find(fingerprint) is not None
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return self._nbytes()
+
+    def _nbytes(self) -> int:
+        return sum(map(len, self._programs.values()))
+
+    def _find(self, fingerprint: str) -> bytes | None:
+        found = self._programs.get(fingerprint)
+        if found is not None:
+            self._programs.move_to_end(fingerprint)
+        return found
+
+    def _make_room(self, nbytes: int) -> None:
+        free = self._budget - self._nbytes()
+        if free >= nbytes:
+            return
+        named = self._named()
+        for fingerprint in [one for one in self._programs if one not in named]:
+            free += len(self._programs.pop(fingerprint))
+            if free >= nbytes:
+                return
+        raise StoreFull(
+            f"a program of {nbytes} bytes does not fit: those that bundles name leave {free} of {self._budget} bytes free, "
+            "a quarter of host_bytes; delete bundles, raise host_bytes, or give the store a root",
+            needed_bytes=nbytes,
+            free_bytes=free,
+        )
 
 
 class DurablePrograms:
@@ -65,6 +116,10 @@ class DurablePrograms:
 
     def has(self, fingerprint: str) -> bool:
         return self._root.exists(f"programs/{fingerprint}")
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
 
 
 def _is_whole(found: bytes) -> bool:

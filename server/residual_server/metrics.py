@@ -59,6 +59,9 @@ class _Held(Collector):
             "residual_store_host_total_bytes", "Host memory budget.", value=usage.host_total_bytes
         )
         yield GaugeMetricFamily(
+            "residual_store_host_program_bytes", "Memory of programs.", value=usage.host_program_bytes
+        )
+        yield GaugeMetricFamily(
             "residual_store_expired_bundles", "Bundles whose lease ended.", value=usage.expired
         )
         yield GaugeMetricFamily(

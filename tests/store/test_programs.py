@@ -1,13 +1,16 @@
-"""Programs below a root: stored once, checked when read, and there after a restart."""
+"""Programs: below a root they are stored once, checked when read, and there after a restart; in memory they have a budget."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from residual_store import Settings, open_store
-from residual_store.errors import DataLoss, NotFound, TooLarge
+from residual_store import Bundle, Manifest, Settings, Store, open_store
+from residual_store.errors import DataLoss, NotFound, StoreFull, TooLarge
 
 FINGERPRINT = "0f" * 32
 
@@ -56,3 +59,74 @@ def test_a_program_has_a_largest_size(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             store.get_program(FINGERPRINT)
         store.put_program(FINGERPRINT, bytes(10))
+
+
+# In memory, where they have a budget
+
+
+def fingerprint(number: int) -> str:
+    return f"{number:064x}"
+
+
+def naming(program: str) -> Bundle:
+    """A bundle without leaves that names a program."""
+    return Bundle(manifest=Manifest(fingerprint=program), payloads=())
+
+
+def test_programs_in_memory_that_no_bundle_names_make_room() -> None:
+    """They have a quarter of host_bytes; of those that nobody needs, the longest unused go first, and no more than must."""
+    with open_store("memory://", settings=Settings(host_bytes=400)) as store:
+        for number in range(4):
+            store.put_program(fingerprint(number), bytes(25))
+        store.put("run/a", naming(fingerprint(0)))
+        store.get_program(fingerprint(1))
+        store.put_program(fingerprint(4), bytes(26))
+        assert _held(store, range(5)) == [0, 1, 4]
+        store.delete("run/a")
+        store.put_program(fingerprint(5), bytes(50))
+        assert _held(store, range(6)) == [4, 5]
+
+
+def _held(store: Store, numbers: Iterable[int]) -> list[int]:
+    held = []
+    for number in numbers:
+        with contextlib.suppress(NotFound):
+            store.get_program(fingerprint(number))
+            held.append(number)
+    return held
+
+
+def test_programs_in_memory_that_bundles_name_stay() -> None:
+    """One that does not fit beside them is refused with what is missing, and fits once the bundle is gone."""
+    with open_store("memory://", settings=Settings(host_bytes=400)) as store:
+        store.put_program(fingerprint(0), bytes(60))
+        assert store.put("run/a", naming(fingerprint(0))).has_program
+        with pytest.raises(StoreFull, match=r"leave 40 of 100 bytes free.*host_bytes") as caught:
+            store.put_program(fingerprint(1), bytes(41))
+        assert caught.value.fields == {"needed_bytes": 41, "free_bytes": 40}
+        assert _held(store, range(2)) == [0]
+        assert store.usage().host_program_bytes == 60
+        store.delete("run/a")
+        store.put_program(fingerprint(1), bytes(41))
+        assert _held(store, range(2)) == [1]
+
+
+def test_a_program_that_a_receipt_speaks_of_is_there() -> None:
+    """While many threads store, name and drop programs in too little memory, a bundle whose receipt says so has its program."""
+
+    def work(number: int) -> None:
+        for step in range(50):
+            program, key = fingerprint(8 * step + number), f"run/{number}"
+            store.put_program(program, bytes(25))
+            if not store.put(key, naming(program), if_exists="replace").has_program:
+                with contextlib.suppress(StoreFull):
+                    store.put_program(program, bytes(25))
+                    assert store.get_program(program) == bytes(25)
+                continue
+            assert store.get_program(program) == bytes(25)
+
+    with (
+        open_store("memory://", settings=Settings(host_bytes=1000)) as store,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        list(threads.map(work, range(8)))
