@@ -2,14 +2,13 @@
 
 A description is a list of nodes in preorder, so its depth costs nothing.
 A node of one of Python's containers can be built again anywhere, if its keys can.
-A node of any other type is described by its name, the names of its fields, its static data where that is plain, and the
+A node of any other type is described by its name, the names of its fields, its static data as text, and the
 number of its children; without the type at hand it is built as a tuple, as `jax.vjp` itself does in ``args_res``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 from jax.tree_util import keystr, tree_leaves_with_path, tree_structure
 
 from residual_client.jax_compat import TreeDef, is_sentinel
+from residual_client.static_data import static_text
 from residual_store.tree import Node, arity, leaf_count, split
 
 __all__ = [
@@ -31,8 +31,6 @@ __all__ = [
     "node_of",
 ]
 
-_LONGEST_STATIC = 500
-_DEEPEST_STATIC = 20
 _FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}
 
 
@@ -70,7 +68,7 @@ def _node(treedef: TreeDef) -> Node:
             [_key(key) for key in keys],
             getattr(factory, "__name__", "") if factory else "",
         ]
-    return ["custom", len(children_of(treedef)), kind.__qualname__, _field_names(kind), _static_text(static)]
+    return ["custom", len(children_of(treedef)), kind.__qualname__, _field_names(kind), static_text(static)]
 
 
 def _key(key: object) -> list[Any]:
@@ -80,7 +78,7 @@ def _key(key: object) -> list[Any]:
         return [type(key).__name__, key]
     if type(key) is tuple:
         return ["tuple", [_key(part) for part in key]]
-    return ["other", ascii(key)]
+    return ["other", static_text(key)]
 
 
 def _is_utf8(text: str) -> bool:
@@ -96,30 +94,7 @@ def _field_names(kind: type) -> str:
     names = getattr(kind, "_fields", None)
     if dataclasses.is_dataclass(kind):
         names = [entry.name for entry in dataclasses.fields(kind)]
-    return _clipped(", ".join(map(str, names or ())))
-
-
-def _static_text(static: Any) -> str:
-    """Static data as text; what is not plain data, such as a function, by its type, since its text holds an address."""
-    pending, plain = [static], True
-    while pending and plain:
-        value = pending.pop()
-        plain = type(value) in (str, int, float, complex, bool, bytes, type(None), tuple, list)
-        pending.extend(value if type(value) in (tuple, list) else ())
-    return _clipped(ascii(static) if plain else _outline(static))
-
-
-def _outline(static: Any, depth: int = 0) -> str:
-    if type(static) in (tuple, list, frozenset, dict) and depth < _DEEPEST_STATIC:
-        parts = static.items() if type(static) is dict else static
-        texts = [_outline(part, depth + 1) for part in parts]
-        return f"{type(static).__name__}({', '.join(sorted(texts) if type(static) is frozenset else texts)})"
-    plain = type(static) in (str, int, float, complex, bool, bytes, type(None))
-    return ascii(static) if plain else f"<{type(static).__qualname__}>"
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= _LONGEST_STATIC else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
+    return static_text(", ".join(map(str, names or ())))
 
 
 def build(nodes: Sequence[Node], leaves: Sequence[Any], *, like: Mapping[int, TreeDef] | None = None) -> Any:

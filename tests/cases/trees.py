@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections import OrderedDict, defaultdict
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import tree_leaves
 
 from tests.cases.case import Case, matrix, ramp, registered
@@ -146,6 +149,34 @@ def tree_class_with_its_own_flattening() -> Case:
     return Case(
         fn=lambda m, x: jnp.tanh(x @ m.w), args=(Checked(matrix()), ramp()), saveable_args=(False, True)
     )
+
+
+class Side(enum.Enum):
+    """A key that only its class can express."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@jax.tree_util.register_pytree_node_class
+class Labelled:
+    """Arrays by labels of any kind, in the order of insertion; the labels are static data."""
+
+    def __init__(self, arrays: dict[Any, Any]) -> None:
+        self.arrays = arrays
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return tuple(self.arrays.values()), tuple(self.arrays)
+
+    @classmethod
+    def tree_unflatten(cls, labels: Any, children: Any) -> Labelled:
+        return cls(dict(zip(labels, children, strict=True)))
+
+
+@registered
+def tree_labels_of_any_kind() -> Case:
+    labels = [Side.RIGHT, Side.LEFT, np.int32(2), PurePath("b"), slice(1), jnp.float32, frozenset("abc")]
+    return Case(fn=lambda p: _sum_of_squares(p), args=(Labelled(_under(labels)),), saveable_args=False)
 
 
 @registered

@@ -166,8 +166,13 @@ def test_memory_is_held_as_long_as_the_leaf_lives_and_no_longer(client: rc.Clien
     assert bits_of(restored) == bits_of([leaf])
     jax.block_until_ready(_ENDS[end](restored[0]))
     restored.clear()
-    client.offload(tiny).wait()
-    assert client.store.usage().host_held_bytes < leaf.nbytes
+
+    def is_free() -> bool:
+        client.offload(tiny).wait()
+        return client.store.usage().host_held_bytes < leaf.nbytes
+
+    # JAX's own threads let go of a donated buffer, some time after its values are ready.
+    until(is_free, what="the memory given back")
 
 
 def test_a_view_of_a_leaf_holds_the_memory_too(client: rc.Client) -> None:
