@@ -23,7 +23,14 @@ from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import Terms, manifest_of
 from residual_client.program_cache import ProgramCache
 from residual_client.refusals import about
-from residual_client.restore import check_program, check_widths, place_anywhere, placements_like, rebuild
+from residual_client.restore import (
+    check_program,
+    check_widths,
+    not_traced,
+    place_anywhere,
+    placements_like,
+    rebuild,
+)
 from residual_client.room import WhenFull
 from residual_client.sharding import Attempts
 from residual_client.staging import Staging
@@ -33,7 +40,7 @@ from residual_client.upload import Progress
 from residual_client.vjp import check_vjp, residuals_of
 from residual_store.bundle import Bundle
 from residual_store.closing import ClosedAtExit
-from residual_store.errors import LeafUnavailable, ProgramUnavailable, StoreUnavailable
+from residual_store.errors import LeafUnavailable, StoreUnavailable
 from residual_store.key import check_key
 from residual_store.manifest import UserValue
 from residual_store.parts import attempt_of
@@ -248,12 +255,7 @@ class Client(ClosedAtExit):
             return source.local.treedef, source.local.placements
         known = self._programs.known(bundle.manifest.fingerprint)
         if known is None:
-            raise ProgramUnavailable(
-                f"this process has not traced the program of {key!r} ({bundle.manifest.function}); pass "
-                "like=jax.eval_shape(forward, *args)[1] with the same forward, or use client.backward, "
-                "which needs no source",
-                key=key,
-            )
+            raise not_traced(bundle.manifest, key)
         return known.treedef, None
 
     def prefetch(self, handles: Iterable[Handle]) -> None:

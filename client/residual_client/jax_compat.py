@@ -13,16 +13,18 @@ from typing import Any
 
 import jax
 from jax import export
-from jax._src import api as _api
-from jax._src import array as _array
-from jax._src import callback as _callback
-from jax._src import core as _core
-from jax._src import distributed as _distributed
-from jax._src import effects as _effects
-from jax._src import source_info_util as _source_info
+from jax._src import (
+    api as _api,
+    array as _array,
+    callback as _callback,
+    config as _config,
+    core as _core,
+    distributed as _distributed,
+    effects as _effects,
+    source_info_util as _source_info,
+)
 from jax._src.export import _export
-from jax._src.interpreters import mlir as _mlir
-from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import mlir as _mlir, partial_eval as _partial_eval
 from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import ir as _ir  # type: ignore[attr-defined]
@@ -51,16 +53,15 @@ __all__ = [
     "is_vjp",
     "key_impl",
     "linearized",
-    "operation_text",
     "relabelled",
     "release_dead_arrays",
     "residual_inputs",
     "source_line",
     "stripped",
+    "trace_context",
     "trace_state_clean",
     "with_weak_type",
     "without_locations",
-    "x64_enabled",
 ]
 
 NotNeeded = _api.NotNeeded
@@ -149,9 +150,9 @@ def trace_state_clean() -> bool:
     return bool(_core.trace_state_clean())
 
 
-def x64_enabled() -> bool:
-    """Whether 64-bit types are on in this thread."""
-    return bool(jax.config.jax_enable_x64)
+def trace_context() -> tuple[Any, ...]:
+    """All settings of JAX in this thread that a trace depends on, as `jax.jit` compares them."""
+    return tuple(_config.trace_context())
 
 
 def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
@@ -174,10 +175,7 @@ def relabelled(
 
 
 def release_dead_arrays() -> None:
-    """Let go of the host memory under arrays that have died.
-
-    JAX itself does so only at its next transfer or at a garbage collection.
-    """
+    """Let go of the host memory under arrays that have died; JAX does so only at its next transfer or garbage collection."""
     _jax.collect_garbage()
 
 
@@ -206,23 +204,25 @@ def key_impl(dtype: Any) -> str:
     return str(dtype._impl.name)
 
 
-def operation_text(program: export.Exported) -> str:
-    """The StableHLO of an exported program, constants written out in full."""
-    return without_locations(program.mlir_module())
-
-
 def without_locations(text: str) -> str:
-    """StableHLO text with all source locations removed, so that a moved line changes nothing."""
+    """StableHLO text without source locations and names of functions, so that a moved or renamed one changes nothing."""
     with _mlir.make_ir_context():
         return _text_of(_ir.Module.parse(text))
 
 
 def _text_of(module: Any) -> str:
+    """The text without locations, and with inner functions numbered, whatever their author has called them."""
+    inner = [one for one in module.body.operations if one.attributes["sym_name"].value != "main"]
+    for prefix in ("renamed", "inner"):  # First out of the way of the numbers.
+        for number, function in enumerate(inner):
+            before, after = function.attributes["sym_name"].value, f"{prefix}_{number}"
+            _ir.SymbolTable.replace_all_symbol_uses(before, after, module.operation)
+            _ir.SymbolTable.set_symbol_name(function, after)
     return str(module.operation.get_asm(enable_debug_info=False))
 
 
 def stripped(program: export.Exported) -> export.Exported:
-    """The same program without source locations, so that its bytes say nothing of where it was written."""
+    """The same program without source locations and names of functions: its bytes say nothing of where it was written."""
     with _mlir.make_ir_context():
         module = _ir.Module.parse(_text_of(_ir.Module.parse(program.mlir_module())))
         return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))

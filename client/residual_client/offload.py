@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from residual_client.jax_compat import x64_enabled
 from residual_client.known_leaves import KnownLeaves
 from residual_client.linearization import Linearized
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
-from residual_client.transfer import Residual, abstract, leaf_of
+from residual_client.transfer import Residual, abstract, leaf_of, x64_enabled
 from residual_client.trees import describe
 from residual_client.vjp import argument_digest, arguments_of, check_arguments
 from residual_store.bundle import Bundle, digest_of

@@ -22,7 +22,6 @@ from residual_client.callbacks import Unfollowable, digest_callbacks
 from residual_client.jax_compat import (
     TreeDef,
     host_callbacks,
-    operation_text,
     stripped,
     without_locations,
 )
@@ -196,7 +195,7 @@ def _why_not(known: Linearized, residuals: Sequence[Residual]) -> str | None:
     if mapped is not None:
         return (
             f"{mapped.path} has shape {tuple(mapped.value.shape)} and the backward was traced for "
-            f"{tuple(mapped.expected.shape)}, so the VJP object was mapped and is applied under jax.vmap"
+            f"{tuple(mapped.expected.shape)}, so the VJP object was mapped and is applied under jax.vmap, or the leaf was changed"
         )
     return None
 
@@ -212,9 +211,15 @@ def _lower_flat(backward: Any, inputs: Any) -> Lowered:
             reason = f"jax.export cannot serialize the backward: {type(error).__name__}: {error}"[:500]
         else:
             return Lowered(
-                operations=_sha256(operation_text(exported)), exported=program, platforms=platforms
+                operations=_sha256(without_locations(exported.mlir_module())),
+                exported=program,
+                platforms=platforms,
             )
-    text = without_locations(backward.lower(*inputs).as_text())
+    try:
+        text = without_locations(backward.lower(*inputs).as_text())
+    except Exception as error:  # noqa: BLE001 - outside of the mapping in which it was made it may raise anything
+        reason = f"the backward cannot be traced on its own: {type(error).__name__}: {error}"[:500]
+        return Lowered(operations="", no_program=reason, is_distinct=False)
     try:
         callbacks = digest_callbacks(host_callbacks(backward.trace(*inputs).jaxpr))
     except Unfollowable as error:
@@ -252,7 +257,7 @@ def bundle_signature(manifest: Manifest) -> Signature:
 
 def text_of(program: bytes) -> str:
     """The StableHLO of a serialized program without source locations; raises whatever jax.export raises for damage."""
-    return operation_text(export.deserialize(bytearray(program)))
+    return without_locations(export.deserialize(bytearray(program)).mlir_module())
 
 
 def text_difference(recorded: str, given: str) -> str:

@@ -11,14 +11,14 @@ from typing import Any
 
 from jax.tree_util import tree_flatten
 
-from residual_client.jax_compat import TreeDef, is_fresh, linearized
+from residual_client.jax_compat import TreeDef, is_fresh, linearized, trace_context
 from residual_client.linearization import Linearized
 from residual_client.program import Program, lower
 from residual_store.store import Store
 
 __all__ = ["EagerForwardWarning", "ProgramCache"]
 
-type Identity = tuple[TreeDef, tuple[Any, ...]]
+type Identity = tuple[TreeDef, tuple[Any, ...], tuple[Any, ...]]
 
 _KEPT = 128
 
@@ -103,11 +103,14 @@ class ProgramCache:
 
 
 def _identity(vjp: Any) -> Identity:
-    """The treedef and the abstract values of the leaves: a mapped VJP object has the treedef of the one it came from."""
+    """What the program of a VJP object depends on.
+
+    Its treedef; the abstract values of its leaves, as a mapped one has the treedef of the one that it came from; and the
+    settings of JAX, under which its rules are traced now.
+    """
     leaves, treedef = tree_flatten(vjp)
-    return treedef, tuple(
-        (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False))) for leaf in leaves
-    )
+    avals = tuple((leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False))) for leaf in leaves)
+    return treedef, avals, trace_context()
 
 
 def _put[K, V](cache: OrderedDict[K, V], key: K, value: V) -> None:

@@ -9,20 +9,33 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from residual_client.jax_compat import TreeDef, x64_enabled
+from residual_client.jax_compat import TreeDef
 from residual_client.meshes import Meshes, named, symbolic
 from residual_client.program import Program, bundle_signature, text_difference, text_of
 from residual_client.refusals import about
 from residual_client.staging import Staging
-from residual_client.transfer import as_host, check_precision, placement_for, placement_of, to_device
+from residual_client.transfer import (
+    as_host,
+    check_precision,
+    placement_for,
+    placement_of,
+    to_device,
+    x64_enabled,
+)
 from residual_client.vjp import check_arguments, fill
 from residual_store.bundle import Bundle, digest_of
-from residual_store.errors import MeshMismatch, PrecisionMismatch, ProgramMismatch, ResidualStoreError
+from residual_store.errors import (
+    MeshMismatch,
+    PrecisionMismatch,
+    ProgramMismatch,
+    ProgramUnavailable,
+    ResidualStoreError,
+)
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
-__all__ = ["check_program", "check_widths", "place_anywhere", "placements_like", "rebuild"]
+__all__ = ["check_program", "check_widths", "not_traced", "place_anywhere", "placements_like", "rebuild"]
 
 
 def rebuild(
@@ -109,6 +122,22 @@ def _is_repeated(leaf: Leaf, leaves: Sequence[Leaf], placements: Sequence[Shardi
     return where and all(getattr(leaf, name) == getattr(source, name) for name in names)
 
 
+def not_traced(manifest: Manifest, key: str) -> ProgramUnavailable:
+    """The error for who restores a bundle without ``like`` where its program is not known, with what to do instead."""
+    if manifest.fingerprint is None:
+        return ProgramUnavailable(
+            f"{key!r} can be restored only from its handle, in the process that offloaded it: "
+            + (manifest.no_program or "it is a scratch bundle"),
+            key=key,
+        )
+    source_free = ", or use client.backward, which needs no source" if manifest.program is not None else ""
+    return ProgramUnavailable(
+        f"this process has not traced the program of {key!r} ({manifest.function}); pass "
+        f"like=jax.eval_shape(forward, *args)[1] with the same forward{source_free}",
+        key=key,
+    )
+
+
 def check_program(
     manifest: Manifest, program: Program, like: Sequence[Any], *, key: str, store: Store
 ) -> None:
@@ -136,8 +165,9 @@ def check_program(
         )
     raise ProgramMismatch(
         f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
-        f"so restoring it would give a wrong gradient: {difference}; "
-        "pass like= from the same function and arguments, or apply the stored one with client.backward"
+        f"so restoring it could give a wrong gradient: {difference}; "
+        "pass like= from the same function and arguments, jitted if that one was"
+        + (", or apply the stored one with client.backward" if manifest.program is not None else "")
     )
 
 

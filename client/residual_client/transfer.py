@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from residual_client.jax_compat import key_impl, relabelled, x64_enabled
+from residual_client.jax_compat import key_impl, relabelled
 from residual_client.meshes import Meshes, symbolic
 from residual_client.staging import Staging
 from residual_store.dtypes import DTYPES, FLOAT0, name_of
@@ -84,7 +84,7 @@ def _check_dtype(residual: Residual) -> None:
     if expected is not None and hasattr(residual.value, "dtype") and residual.value.dtype != expected.dtype:
         raise LeafMismatch(
             f"{residual.path} is {residual.value.dtype} and the backward was traced for {expected.dtype}; "
-            "it was changed after jax.vjp, and JAX would apply it without a word",
+            "it was changed after jax.vjp, and JAX may apply it without a word",
             leaf=residual.path,
         )
 
@@ -99,6 +99,7 @@ def _check_value(residual: Residual) -> None:
         )
     if isinstance(value, jax.Array):
         _check_array(residual.path, value)
+        _check_key(residual.path, value)
     elif not isinstance(value, np.ndarray | np.generic):
         raise LeafUnavailable(
             f"{residual.path} is a {type(value).__name__} and not an array; only arrays can be stored",
@@ -116,6 +117,15 @@ def _check_array(path: str, value: jax.Array) -> None:
     if getattr(getattr(value.sharding, "spec", None), "unreduced", None):
         raise LeafUnavailable(
             f"{path} is a sum that is still to be made over devices ({value.sharding}), so it has no value to store",
+            leaf=path,
+        )
+
+
+def _check_key(path: str, value: jax.Array) -> None:
+    if is_key(value) and not isinstance(jax.random.key_impl(value), str):
+        raise LeafUnavailable(
+            f"{path} has PRNG keys of the implementation {key_impl(value.dtype)!r}, which JAX does not find by that name "
+            "when they are restored; use one of JAX's own, such as threefry2x32",
             leaf=path,
         )
 
@@ -145,6 +155,11 @@ def leaf_of(index: int, residual: Residual) -> Leaf:
         dtype=name_of(np.dtype(data.dtype)),
         shape=data.shape,
     )
+
+
+def x64_enabled() -> bool:
+    """Whether 64-bit types are on in this thread."""
+    return bool(jax.config.jax_enable_x64)
 
 
 def check_precision(named: Sequence[tuple[str, str]]) -> None:

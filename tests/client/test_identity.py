@@ -46,10 +46,15 @@ def act_bwd(cosine, g):
 act.defvjp(act_fwd, act_bwd)
 
 
+@jax.jit
+def squashed(x):
+    return jnp.tanh(x)
+
+
 def model(params, x):
     for name in ("first", "second"):
         x = act(x @ params[name])
-    return jax.lax.fori_loop(0, 2, lambda step, x: jnp.tanh(x) * (step + 1), x)
+    return jax.lax.fori_loop(0, 2, lambda step, x: squashed(x) * (step + 1), x)
 
 
 def forward():
@@ -69,6 +74,10 @@ _COSMETIC = {
         "def act_bwd(cosine, g):\n    return (g * cosine",
         "def act_bwd(c, ct):\n    return (ct * c",
     ),
+    "the name of an inner function": (
+        "def squashed(x):\n    return jnp.tanh(x)\n",
+        "def flattened(x):\n    return jnp.tanh(x)\n\n\nsquashed = flattened\n",
+    ),
     "an unused function": ("def forward", "def unused():\n    return 1\n\n\ndef forward"),
     "a type annotation": (
         "def act_bwd(cosine, g):",
@@ -87,6 +96,7 @@ _SUBSTANTIAL = {
     "a constant of the rule": ("1.5", "1.6"),
     "the sign of the rule": ("g * cosine * 1.5", "g * cosine * -1.5"),
     "what the rule computes": ("g * cosine * 1.5", "(g + 0.1) * cosine * 1.5"),
+    "what an inner function computes": ("jnp.tanh(x)", "jnp.tanh(x) * 3"),
     "the order of the layers": ('("first", "second")', '("second", "first")'),
     "the number of steps": ("fori_loop(0, 2,", "fori_loop(0, 3,"),
 }
@@ -174,6 +184,31 @@ def test_rules_that_differ_in_a_constant_are_told_apart(client: rc.Client) -> No
         client.restore("run/rule", like=other)
     accepted = rc.Client(client.store).restore("run/rule", like=scaled(1.0))
     assert bits_of(accepted(jnp.ones(4))) == bits_of(one(jnp.ones(4)))
+
+
+def test_a_program_is_that_of_the_settings_at_its_offload(client: rc.Client) -> None:
+    """A rule is traced when it is applied, so one VJP object has another program where 64-bit types are on."""
+
+    @jax.custom_vjp
+    def act(x: Any) -> Any:
+        return x * 2
+
+    def act_bwd(x: Any, g: Any) -> Any:
+        wide = g.astype(float) + 1e8
+        return ((wide - 1e8).astype(g.dtype) * x,)
+
+    act.defvjp(lambda x: (act(x), x), act_bwd)
+    y, vjp = jax.jit(lambda x: jax.vjp(act, x))(ramp())
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            wanted = bits_of(vjp(jnp.ones_like(y)))
+            handle = client.offload(vjp, f"run/x64-{x64}")
+            assert bits_of(client.backward(handle.key)(jnp.ones_like(y))) == wanted
+            assert bits_of(client.restore(handle.key, like=vjp)(jnp.ones_like(y))) == wanted
+    narrow, wide = (client.store.get(f"run/x64-{x64}").manifest.fingerprint for x64 in (False, True))
+    assert narrow != wide
+    with jax.enable_x64(True), pytest.raises(ProgramMismatch):
+        client.restore("run/x64-False", like=vjp)
 
 
 def test_one_element_of_a_large_constant_makes_another_program(client: rc.Client) -> None:

@@ -81,6 +81,40 @@ def test_a_bundle_needs_a_traced_program(client: rc.Client) -> None:
 # The states of arguments
 
 
+def test_a_vjp_that_only_its_mapping_understands_is_stored_without_a_program(client: rc.Client) -> None:
+    """No leaf shows that it was mapped, and it cannot be traced outside: the receipt and every refusal say so."""
+    y, vjp = jax.vmap(lambda x: jax.vjp(lambda x: x - jax.lax.psum(x, "i"), x), axis_name="i")(matrix())
+    handle = client.offload(vjp, "run/mapped")
+    assert "the backward cannot be traced on its own: NameError" in str(handle.wait().no_program)
+    apply = jax.vmap(lambda vjp, ct: vjp(ct), axis_name="i")
+    assert bits_of(apply(client.restore(handle), y)) == bits_of(apply(vjp, y))
+    with pytest.raises(ProgramUnavailable, match=r"only from its handle.*cannot be traced on its own"):
+        client.restore("run/mapped")
+    with pytest.raises(ProgramUnavailable, match="has no source-free backward"):
+        client.backward("run/mapped")
+
+
+def test_nobody_is_sent_to_a_program_that_is_not_there(client: rc.Client) -> None:
+    """A bundle that no program could be made of says only what helps: the VJP object of the same function."""
+
+    def called(scale: int) -> Any:
+        act = jax.custom_vjp(lambda x: x * 2)
+        act.defvjp(lambda x: (act(x), None), lambda _, g: (_on_host(g) * scale,))
+        return jax.vjp(act, ramp())[1]
+
+    assert client.offload(called(2), "run/host").wait().no_program is not None
+    with pytest.raises(ProgramMismatch, match="pass like=") as mismatch:
+        client.restore("run/host", like=called(3))
+    with pytest.raises(ProgramUnavailable, match="pass like=") as unavailable:
+        rc.Client(client.store).restore("run/host")
+    for caught in (mismatch, unavailable):
+        assert "client.backward" not in str(caught.value)
+
+
+def _on_host(g: Any) -> Any:
+    return jax.pure_callback(np.negative, jax.ShapeDtypeStruct(g.shape, g.dtype), g)
+
+
 def test_what_is_not_needed_is_not_none(client: rc.Client) -> None:
     """The three states of an argument are kept by position, and each comes back as what it was."""
 

@@ -120,6 +120,24 @@ def test_only_a_vjp_object_is_taken(client: rc.Client) -> None:
             client.offload(wrong).wait()
 
 
+def test_keys_of_an_implementation_that_jax_does_not_know_are_refused(client: rc.Client) -> None:
+    """Where they are restored JAX would not find it, so the offload says so and names the leaf."""
+    base = jax.extend.random.threefry_prng_impl
+    own = jax.extend.random.define_prng_impl(
+        key_shape=base.key_shape,
+        seed=base.seed,
+        split=base.split,
+        random_bits=base.random_bits,
+        fold_in=base.fold_in,
+        name="own",
+        tag="own",
+    )
+    noisy = jax.checkpoint(lambda key, x: jnp.sin(x) * jax.random.normal(key, x.shape))
+    _, vjp = jax.vjp(noisy, jax.random.key(0, impl=own), ramp())
+    with pytest.raises(LeafUnavailable, match=r"args\[0\] has PRNG keys of the implementation 'own'"):
+        client.offload(vjp)
+
+
 def test_a_ref_argument_works_from_its_handle_and_nowhere_else(client: rc.Client) -> None:
     """The gradient of a Ref goes into a Ref, which no stored program can do; the receipt says so."""
 

@@ -6,8 +6,7 @@ import itertools
 import math
 from xml.etree import ElementTree
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from residual_client.treemap import Box, Part, squarified, svg
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from residual_store.arena import PAGE, AddressSpace, NoRoom
 from residual_store.idle_table import TABLE_BYTES, IdleTable

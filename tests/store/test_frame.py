@@ -8,8 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from residual_store import Bundle, Settings
 from residual_store.errors import InvalidFrame, InvalidManifest, TooLarge

@@ -5,8 +5,7 @@ from __future__ import annotations
 import urllib.parse
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from residual_store import Settings
 from residual_store.errors import InvalidKey

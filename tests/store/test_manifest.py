@@ -12,8 +12,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from residual_store import Bundle, Manifest, Settings
 from residual_store.digest import NO_DIGEST
