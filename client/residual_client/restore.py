@@ -161,7 +161,8 @@ def check_program(
     if made_on != is_on and any(isinstance(leaf, jax.Array) for leaf in like):
         raise MeshMismatch(
             f"{key!r} was made on {made_on} and the VJP object given is on {is_on}, where its backward is another "
-            f"program: {difference}; pass like= from the same mesh, or as_numpy=True with the handle"
+            f"program: {difference}; pass like= from a mesh with the same axes, which may be smaller, "
+            "or as_numpy=True with the handle where it was made"
         )
     raise ProgramMismatch(
         f"{key!r} was made by another backward program than that of {program.function or 'the VJP object given'}, "
