@@ -27,9 +27,9 @@ bench: setup
 test: setup
 	$(BIN)/python -m pytest
 
-# The same tests against the lowest versions that pyproject.toml allows.
+# The same tests, or those that TESTS says, against the lowest versions that pyproject.toml allows.
 test-lowest: .venv-lowest/.ready
-	.venv-lowest/bin/python -m pytest
+	.venv-lowest/bin/python -m pytest $(TESTS)
 
 .venv-lowest/.ready: $(UV) pyproject.toml
 	$(UV) venv --quiet --clear .venv-lowest
