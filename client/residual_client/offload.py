@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from residual_client.jax_compat import TreeDef
 from residual_client.known_leaves import KnownLeaves
 from residual_client.linearization import Linearized
 from residual_client.program import Program
@@ -97,7 +98,7 @@ def manifest_of(
     """
     manifest = _manifest(vjp, known, program, residuals, settings)
     if args is not None:
-        manifest = replace(manifest, arguments=_digested(manifest, args))
+        manifest = replace(manifest, arguments=_digested(manifest, args, vjp.in_tree))
     return replace(manifest, key=key, user=labels(user, settings))
 
 
@@ -124,9 +125,9 @@ def _manifest(
     )
 
 
-def _digested(manifest: Manifest, args: Sequence[Any]) -> tuple[Argument, ...]:
+def _digested(manifest: Manifest, args: Sequence[Any], in_tree: TreeDef) -> tuple[Argument, ...]:
     """The arguments with the digests of those that must be given back, so that a restore can check them."""
-    values = check_arguments(args, manifest.arguments, manifest.in_tree)
+    values = check_arguments(args, manifest.arguments, manifest.in_tree, treedef=in_tree)
     return tuple(
         argument.changed(digest=argument_digest(values[index]))
         if argument.state == "not_saveable" and index in values

@@ -60,7 +60,8 @@ def rebuild(
                 "it was made with jax_enable_x64 on and that is off here, so what the backward computes in 64 bits "
                 "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
             )
-        values = check_arguments(args, manifest.arguments, manifest.in_tree)
+        in_tree = treedef.unflatten(range(treedef.num_leaves)).in_tree
+        values = check_arguments(args, manifest.arguments, manifest.in_tree, treedef=in_tree)
         if as_numpy:
             leaves = [as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves]
         else:

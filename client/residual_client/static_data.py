@@ -6,21 +6,29 @@ Such data can say which child is which, as the keys of a dictionary do, so two t
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import dataclasses
+import functools
 import hashlib
+import re
+import sys
 from collections.abc import Mapping, Set
 from enum import Enum
-from types import MethodType, ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 __all__ = ["static_text"]
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None))
-_LONGEST, _DEEPEST, _MOST_PARTS = 500, 100, 1_000_000
+_LONGEST, _DEEPEST, _MOST_PARTS = 500, 100, 100_000
 _PROTOCOL = 4
+_OF_THIS_PROCESS = re.compile("_.*(hash|cache).*")
+"""Attributes in which objects keep what they have computed; a hash differs between processes."""
 
 
 def static_text(static: Any) -> str:
@@ -29,18 +37,18 @@ def static_text(static: Any) -> str:
     What is no plain data is written as `pickle` would take it apart, functions and types by their names.
     What even that cannot take apart, such as a lock, is written by its type, and so is an object within itself.
 
-    >>> static_text(("a", 1)), static_text((slice(3), jnp.float32))
-    ("('a', 1)", "tuple(slice(<slice>, tuple(None, 3, None)), <float32>)")
+    >>> static_text(("a", 1)), static_text((slice(3), int))
+    ("('a', 1)", "tuple(slice(<builtins.slice>, tuple(None, 3, None)), <builtins.int>)")
     """
     text = ascii(static) if _is_plain(static) else _Writer().text(static)
     return text if len(text) <= _LONGEST else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_plain(static: Any) -> bool:
-    pending = [static]
+    pending, seen = [static], 0
     while pending:
-        value = pending.pop()
-        if type(value) in (tuple, list):
+        value, seen = pending.pop(), seen + 1
+        if type(value) in (tuple, list) and seen < _MOST_PARTS:
             pending.extend(value)
         elif type(value) not in _PLAIN:
             return False
@@ -74,14 +82,30 @@ class _Writer:
 
 
 def _name_of(value: Any) -> str | None:
-    """The name of what is known by its name: a type, a module, a function, a member of an enumeration."""
+    """The name of what is known by its name: a type, a module, a function of a module, a member of an enumeration."""
     with contextlib.suppress(Exception):
-        if isinstance(value, Enum):
+        if isinstance(value, Enum) and value.name is not None:
             return f"{type(value).__qualname__}.{value.name}"
-        if isinstance(value, type | ModuleType) or (callable(value) and not isinstance(value, MethodType)):
-            name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-            return name if isinstance(name, str) else None
+        if isinstance(value, ModuleType):
+            return value.__name__
+        if (isinstance(value, type) or _is_function(value)) and "<" not in value.__qualname__:
+            return f"{_module_of(value)}.{value.__qualname__}"
     return None
+
+
+def _is_function(value: Any) -> bool:
+    if isinstance(value, BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, ModuleType)
+    return isinstance(value, FunctionType | np.ufunc)
+
+
+def _module_of(value: Any) -> str:
+    """The name of its module; that of a script as another process would import it."""
+    if value.__module__ != "__main__":
+        return str(value.__module__)
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else Path(getattr(main, "__file__", None) or main.__name__).stem
 
 
 def _parts_of(value: Any) -> list[Any] | None:
@@ -90,33 +114,50 @@ def _parts_of(value: Any) -> list[Any] | None:
         if type(value) in (tuple, list) or isinstance(value, Set):
             return list(value)
         if isinstance(value, Mapping):
-            return list(value.items())
+            return [*value.items(), _lasting(value, getattr(value, "__dict__", {}))]
+        if isinstance(value, jax.Array):
+            value = np.asarray(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
         if isinstance(value, PyTreeDef):
             return [value.node_data(), *value.children()]
+        if isinstance(value, FunctionType):
+            return _parts_of_function(value)
+        if callable(value) and hasattr(value, "__wrapped__"):
+            return [value.__wrapped__, {name: part for name, part in vars(value).items() if name[:2] != "__"}]
         if dataclasses.is_dataclass(value):
-            return [
-                (entry.name, getattr(value, entry.name))
-                for entry in dataclasses.fields(value)
-                if entry.compare
-            ]
-        return _taken_apart(value.__reduce_ex__(_PROTOCOL))
+            counted = [entry.name for entry in dataclasses.fields(value) if entry.compare]
+            return [(name, getattr(value, name, None)) for name in counted]
+        reduce = copyreg.dispatch_table.get(type(value))
+        return _taken_apart(value, reduce(value) if reduce is not None else value.__reduce_ex__(_PROTOCOL))
     return None
 
 
-def _taken_apart(reduced: str | tuple[Any, ...]) -> list[Any]:
+def _parts_of_function(function: FunctionType) -> list[Any]:
+    """Those of a function within a function: it shares its name with others, which differ in what they do or refer to."""
+    code = function.__code__
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    constants = [one for one in code.co_consts if type(one) in _PLAIN]
+    return [function.__qualname__, code.co_code, code.co_names, constants, cells, function.__defaults__]
+
+
+def _taken_apart(value: Any, reduced: str | tuple[Any, ...]) -> list[Any]:
     """The parts of what `object.__reduce_ex__` gives: a name, or what makes the object, of what, its state and its items."""
     if isinstance(reduced, str):
         return [reduced]
     state = reduced[2] if len(reduced) > 2 else None
     states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     items = [list(each) for each in reduced[3:5] if each is not None]
-    return [*reduced[:2], *map(_lasting, states), *items]
+    return [*reduced[:2], *(_lasting(value, one) for one in states), *items]
 
 
-def _lasting(state: Any) -> Any:
-    """The attributes in a state but the hashes that objects keep, which are others in each process."""
+def _lasting(value: Any, state: Any) -> Any:
+    """The attributes in a state but those that the object has computed from the others."""
     if not isinstance(state, dict):
         return state
-    return {name: part for name, part in state.items() if "hash" not in str(name)}
+    return {
+        name: part
+        for name, part in state.items()
+        if not isinstance(getattr(type(value), str(name), None), functools.cached_property)
+        and _OF_THIS_PROCESS.fullmatch(str(name)) is None
+    }

@@ -28,10 +28,15 @@ __all__ = [
     "difference",
     "leaves_of",
     "mirrors",
+    "mismatch",
     "node_of",
 ]
 
 _FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}
+
+
+_CONTAINERS = (type(None), tuple, list, dict, OrderedDict, defaultdict)
+"""Types whose nodes are written down with all that they are."""
 
 
 def describe(treedef: TreeDef) -> list[Node]:
@@ -228,16 +233,37 @@ def mirrors(args_res: Any, in_tree: TreeDef) -> str | None:
     `jax.vjp` builds ``args_res`` out of tuples, lists and dicts; a user may put the original objects there.
     A plain dict in place of an OrderedDict would swap values without an error.
     """
-    given = tree_structure(tuple(args_res), is_leaf=is_sentinel)
-    pending = [(in_tree, given, "args")]
+    return mismatch(in_tree, tree_structure(tuple(args_res), is_leaf=is_sentinel), root="args")
+
+
+def mismatch(recorded: TreeDef, given: TreeDef, *, root: str) -> str | None:
+    """The first place where two treedefs of this process differ, in words, or None; tuples may stand for any node.
+
+    Static data are compared as JAX does it too, which sees what no text can say, such as which lambda it is.
+    """
+    pending = [(recorded, given, root)]
     while pending:
         one, other, path = pending.pop()
         node, other_node = _node(one), _node(other)
-        if node != other_node and not (other_node[0] == "tuple" and arity(node) == other_node[1]):
+        if other_node[0] == "tuple" and arity(node) == other_node[1]:
+            pass  # As in the VJP objects of JAX.
+        elif node != other_node:
             return f"{path} was {_said(node, other_node)} and is {_said(other_node, node)}"
+        elif not _have_equal_data(one, other):
+            return f"{path} has static data that are not equal to those of the forward call: {_said(node, other_node)}"
         inner = [path + part for part in _parts(node)]
         pending.extend(zip(children_of(one), children_of(other), inner, strict=True))
     return None
+
+
+def _have_equal_data(one: TreeDef, other: TreeDef) -> bool:
+    root, other_root = node_of(one), node_of(other)
+    if root is None or other_root is None or root[0] in _CONTAINERS:
+        return True
+    try:
+        return bool(root[1] == other_root[1])
+    except Exception:  # noqa: BLE001 - arrays, say, have no one answer; their texts are equal
+        return True
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -21,7 +21,15 @@ from residual_client.jax_compat import (
 )
 from residual_client.linearization import Linearized
 from residual_client.transfer import Residual, abstract, is_key
-from residual_client.trees import argument_paths, describe, difference, leaves_of, mirrors
+from residual_client.trees import (
+    argument_paths,
+    children_of,
+    describe,
+    difference,
+    leaves_of,
+    mirrors,
+    mismatch,
+)
 from residual_store.bundle import digest_of
 from residual_store.dtypes import FLOAT0
 from residual_store.errors import ArgumentMismatch, LeafUnavailable
@@ -102,11 +110,16 @@ def shortened(path: str, longest: int) -> str:
 
 
 def check_arguments(
-    args: Sequence[Any] | None, arguments: Sequence[Argument], in_tree: Sequence[list[Any]]
+    args: Sequence[Any] | None,
+    arguments: Sequence[Argument],
+    in_tree: Sequence[list[Any]],
+    *,
+    treedef: TreeDef | None = None,
 ) -> dict[int, Any]:
     """The values in ``args`` by flat position, checked against what was recorded.
 
     ``args`` has one entry for each positional argument, None for one that needs nothing.
+    ``treedef`` is that of the arguments, where this process has it: it knows more of static data than ``in_tree``.
     Raises `ArgumentMismatch`, which names the leaf: another tree type, count, shape, dtype or content.
     """
     if args is None:
@@ -121,18 +134,22 @@ def check_arguments(
             f"args has length {len(args)} and the function was called with {count} arguments"
         )
     values: dict[int, Any] = {}
+    treedefs = [None] * count if treedef is None else children_of(treedef)
     position = 0
     for index, nodes in enumerate(split(in_tree)):
         if args[index] is not None:
-            given = _checked_tree(args[index], nodes, f"args[{index}]")
+            given = _checked_tree(args[index], nodes, treedefs[index], f"args[{index}]")
             values |= {position + offset: value for offset, value in enumerate(given)}
         position += leaf_count(nodes)
     return {index: _checked_leaf(value, arguments[index]) for index, value in values.items()}
 
 
-def _checked_tree(arg: Any, nodes: list[list[Any]], path: str) -> list[Any]:
+def _checked_tree(arg: Any, nodes: list[list[Any]], recorded: TreeDef | None, path: str) -> list[Any]:
     leaves, treedef = tree_flatten(arg)
-    if text := difference(nodes, describe(treedef), root=path):
+    text = difference(nodes, describe(treedef), root=path)
+    if text is None and recorded is not None:
+        text = mismatch(recorded, treedef, root=path)
+    if text is not None:
         raise ArgumentMismatch(
             f"the tree differs from that of the forward call: {text}; "
             "values are matched by position, so the container types must be the same"
