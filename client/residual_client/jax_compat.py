@@ -169,8 +169,7 @@ def relabelled(
     committed = array.committed if committed is None else committed
     if (weak_type, committed) == (array.weak_type, array.committed):
         return array
-    aval = array.aval.update(weak_type=weak_type)
-    buffers = [shard.data for shard in array.addressable_shards]
+    aval, buffers = array.aval.update(weak_type=weak_type), [one.data for one in array.addressable_shards]
     return _array.ArrayImpl(aval, array.sharding, buffers, committed=committed, _skip_checks=True)
 
 
@@ -185,10 +184,9 @@ def counted(name: str) -> int:
 
 
 def agreed(name: str, proposal: str | None, *, seconds: float) -> str:
-    """The text that one process of this job has proposed under a name, as soon as it has.
+    """The text that one process of this job has proposed under a name, by JAX's coordination service, not by the devices.
 
-    Raises RuntimeError if it has not within ``seconds``.
-    It goes through JAX's coordination service, not through the devices.
+    Raises RuntimeError if none has within ``seconds``.
     """
     if proposal is not None:
         _coordinator().key_value_set(name, proposal)
@@ -212,12 +210,15 @@ def without_locations(text: str) -> str:
 
 def _text_of(module: Any) -> str:
     """The text without locations, and with inner functions numbered, whatever their author has called them."""
-    inner = [one for one in module.body.operations if one.attributes["sym_name"].value != "main"]
-    for prefix in ("renamed", "inner"):  # First out of the way of the numbers.
-        for number, function in enumerate(inner):
-            before, after = function.attributes["sym_name"].value, f"{prefix}_{number}"
-            _ir.SymbolTable.replace_all_symbol_uses(before, after, module.operation)
-            _ir.SymbolTable.set_symbol_name(function, after)
+    functions = [one for one in module.body.operations if one.operation.name == "func.func"]
+    names = [one.attributes["sym_name"].value for one in functions]
+    numbered = [name if name == "main" else f"inner_{number}" for number, name in enumerate(names)]
+    # First names that are longer than any, so that no two functions ever have one.
+    aside = [name if name == "main" else "_" * max(map(len, names)) + f"_{name}" for name in names]
+    for before, after in ((names, aside), (aside, numbered)) if names != numbered else ():
+        for function, old, new in zip(functions, before, after, strict=True):
+            _ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)
+            _ir.SymbolTable.set_symbol_name(function, new)
     return str(module.operation.get_asm(enable_debug_info=False))
 
 

@@ -15,17 +15,18 @@ import sys
 from collections.abc import Mapping, Set
 from enum import Enum
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 __all__ = ["static_text"]
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None))
-_LONGEST, _DEEPEST, _MOST_PARTS = 500, 100, 100_000
+_LONGEST, _DEEPEST, _MOST_PARTS = 500, 250, 100_000
 _PROTOCOL = 4
 _OF_THIS_PROCESS = re.compile("_.*(hash|cache).*")
 """Attributes in which objects keep what they have computed; a hash differs between processes."""
@@ -82,21 +83,17 @@ class _Writer:
 
 
 def _name_of(value: Any) -> str | None:
-    """The name of what is known by its name: a type, a module, a function of a module, a member of an enumeration."""
+    """The name of what is found by its name: a module, a type or function in one, a member of an enumeration."""
     with contextlib.suppress(Exception):
         if isinstance(value, Enum) and value.name is not None:
             return f"{type(value).__qualname__}.{value.name}"
         if isinstance(value, ModuleType):
             return value.__name__
-        if (isinstance(value, type) or _is_function(value)) and "<" not in value.__qualname__:
-            return f"{_module_of(value)}.{value.__qualname__}"
+        if isinstance(value, type) or callable(value):
+            found = functools.reduce(getattr, value.__qualname__.split("."), sys.modules[value.__module__])
+            if found is value or (isinstance(value, type) and "<locals>" in value.__qualname__):
+                return f"{_module_of(value)}.{value.__qualname__}"
     return None
-
-
-def _is_function(value: Any) -> bool:
-    if isinstance(value, BuiltinFunctionType):
-        return value.__self__ is None or isinstance(value.__self__, ModuleType)
-    return isinstance(value, FunctionType | np.ufunc)
 
 
 def _module_of(value: Any) -> str:
@@ -114,13 +111,17 @@ def _parts_of(value: Any) -> list[Any] | None:
         if type(value) in (tuple, list) or isinstance(value, Set):
             return list(value)
         if isinstance(value, Mapping):
-            return [*value.items(), _lasting(value, getattr(value, "__dict__", {}))]
+            attributes = getattr(value, "__dict__", None)
+            return [*value.items(), *([_lasting(value, attributes)] if attributes else [])]
         if isinstance(value, jax.Array):
-            value = np.asarray(value)
+            is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            value = np.asarray(jax.random.key_data(value) if is_key else value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
         if isinstance(value, PyTreeDef):
             return [value.node_data(), *value.children()]
+        if isinstance(value, functools.partial):
+            return [value.func, value.args, value.keywords]
         if isinstance(value, FunctionType):
             return _parts_of_function(value)
         if callable(value) and hasattr(value, "__wrapped__"):
@@ -148,7 +149,8 @@ def _taken_apart(value: Any, reduced: str | tuple[Any, ...]) -> list[Any]:
     state = reduced[2] if len(reduced) > 2 else None
     states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     items = [list(each) for each in reduced[3:5] if each is not None]
-    return [*reduced[:2], *(_lasting(value, one) for one in states), *items]
+    # An empty one may only come from looking.
+    return [*reduced[:2], *(_lasting(value, one) for one in states if one), *items]
 
 
 def _lasting(value: Any, state: Any) -> Any:

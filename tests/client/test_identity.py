@@ -186,6 +186,41 @@ def test_rules_that_differ_in_a_constant_are_told_apart(client: rc.Client) -> No
     assert bits_of(accepted(jnp.ones(4))) == bits_of(one(jnp.ones(4)))
 
 
+@pytest.mark.parametrize(
+    "names", [("main", "inner_0", "inner_2"), ("renamed_2", "inner_2", "inner_1"), ("__1", "_", "__")]
+)
+def test_names_of_inner_functions_are_no_part_of_a_program(client: rc.Client, names: tuple[str, ...]) -> None:
+    """Whatever they are, also those that this project gives, each function stays the one that it was."""
+
+    def model(names: tuple[str, ...], order: tuple[int, ...]) -> Any:
+        layers = []
+        for scale, name in enumerate(names, 2):
+
+            def layer(x: Any, scale: int = scale) -> Any:
+                return jnp.sin(x) * x * scale
+
+            layer.__name__ = layer.__qualname__ = name
+            layers.append(jax.jit(layer))
+
+        def apply(x: Any) -> Any:
+            for index in order * 2:
+                x = layers[index](x)
+            return x
+
+        return jax.jit(lambda x: jax.vjp(apply, x)[1])(ramp() / 8)
+
+    ones, forth, back = jnp.ones(4), (0, 1, 2), (2, 1, 0)
+    client.offload(model(("a", "b", "c"), forth), "run/named").wait()
+    vjp = model(names, forth)
+    client.offload(vjp, "run/otherwise").wait()
+    wanted = bits_of(jax.jit(lambda vjp, ct: vjp(ct))(vjp, ones))
+    assert bits_of(client.backward("run/otherwise")(ones)) == wanted
+    assert bits_of(client.restore("run/named", like=vjp)(ones)) == bits_of(vjp(ones))
+    for key in ("run/named", "run/otherwise"):
+        with pytest.raises(ProgramMismatch):
+            client.restore(key, like=model(names, back))
+
+
 def test_a_program_is_that_of_the_settings_at_its_offload(client: rc.Client) -> None:
     """A rule is traced when it is applied, so one VJP object has another program where 64-bit types are on."""
 

@@ -106,6 +106,10 @@ def _returning(value: int) -> Callable[[], int]:
     return lambda: value
 
 
+def _nested(name: str) -> Plain:
+    return functools.reduce(lambda inner, _: Plain(inner), range(40), Plain(name))
+
+
 def _unset(name: str) -> Lazy:
     return Lazy(name)
 
@@ -145,6 +149,7 @@ LABELS: dict[str, tuple[Any, Any]] = {
     "mappings with attributes": (Layout("z"), Layout("a")),
     "dataclasses without a value": (_unset("z"), _unset("a")),
     "attributes that speak of a hash": (Plain("z", hash_size=1), Plain("z", hash_size=2)),
+    "deep objects": (_nested("z"), _nested("a")),
     "treedefs": (jax.tree.structure([0, 0]), jax.tree.structure((0, 0))),
 }
 
@@ -247,6 +252,24 @@ def test_what_an_object_has_computed_does_not_count(client: rc.Client) -> None:
     )
     assert (label.length, hash(label)) == (1, hash("z"))
     assert np.array_equal(client.restore(handle, args=(tree,))(1.0)[0].arrays[label], jnp.cos(ramp()))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jax.nn.relu, lambda: functools.partial(jax.nn.gelu, approximate=False)]
+)
+def test_a_function_stays_itself_when_it_is_used(make: Callable[[], Any]) -> None:
+    """What JAX notes at a function when it calls it is no part of the static data, and one in a module is its name."""
+    function = make()
+    before = static_text(function)
+    jax.jit(function)(ramp())
+    assert static_text(function) == before
+    assert "functions." in before
+
+
+def test_keys_of_one_shape_are_told_apart() -> None:
+    """Arrays in static data are written with all their bytes, and random keys too."""
+    texts = {static_text([Plain(jax.random.key(seed)), Plain(jnp.arange(3) + seed)]) for seed in range(3)}
+    assert len(texts) == 3
 
 
 def test_what_no_text_can_say_is_compared_in_this_process(client: rc.Client) -> None:
