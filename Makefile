@@ -24,10 +24,11 @@ bench: setup
 	@command -v redis-server >/dev/null || echo "To measure Redis as well, install redis-server (Debian: apt install redis-server)."
 	$(BIN)/residual-store bench --peers --json bench.json
 
+# All tests, or those that TESTS says.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
-# The same tests, or those that TESTS says, against the lowest versions that pyproject.toml allows.
+# The same against the lowest versions that pyproject.toml allows.
 test-lowest: .venv-lowest/.ready
 	.venv-lowest/bin/python -m pytest $(TESTS)
 

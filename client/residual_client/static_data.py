@@ -39,7 +39,7 @@ def static_text(static: Any) -> str:
     What even that cannot take apart, such as a lock, is written by its type, and so is an object within itself.
 
     >>> static_text(("a", 1)), static_text((slice(3), int))
-    ("('a', 1)", "tuple(slice(<builtins.slice>, tuple(None, 3, None)), <builtins.int>)")
+    ("('a', 1)", 'tuple(slice(<builtins.slice>, tuple(None, 3, None)), <builtins.int>)')
     """
     text = ascii(static) if _is_plain(static) else _Writer().text(static)
     return text if len(text) <= _LONGEST else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
