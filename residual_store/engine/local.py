@@ -65,12 +65,11 @@ class LocalStore(ClosedAtExit):
         self.arrivals = Arrivals()
         self._host = HostTier(settings, clock=clock)
         self._durable = durable
-        self._programs: Programs
-        if durable is None:
-            budget = settings.host_budget // 4
-            self._programs = MemoryPrograms(budget=budget, named=self._host.fingerprints)
-        else:
-            self._programs = durable.programs
+        self._programs: Programs = (
+            MemoryPrograms(budget=settings.host_budget // 4, named=self._host.fingerprints)
+            if durable is None
+            else durable.programs
+        )
         self._clock = clock
         self._copier = Copier()
         self._writing = KeyLocks()
