@@ -3,6 +3,9 @@
 UV  := .tools/bin/uv
 BIN := .venv/bin
 
+# Tests start many processes, and where Python must not write bytecode each of them would compile JAX again.
+export UV_COMPILE_BYTECODE := 1
+
 .DELETE_ON_ERROR:
 .PHONY: setup demo bench test test-lowest check format image-check clean
 
