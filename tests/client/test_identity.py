@@ -187,7 +187,12 @@ def test_rules_that_differ_in_a_constant_are_told_apart(client: rc.Client) -> No
 
 
 @pytest.mark.parametrize(
-    "names", [("main", "inner_0", "inner_2"), ("renamed_2", "inner_2", "inner_1"), ("__1", "_", "__")]
+    "names",
+    [
+        ("main", "inner_0", "inner_2"),
+        ("inner_3", "inner_2", "inner_1"),
+        ("é", 'a "name" @inner_1', "<lambda>"),
+    ],
 )
 def test_names_of_inner_functions_are_no_part_of_a_program(client: rc.Client, names: tuple[str, ...]) -> None:
     """Whatever they are, also those that this project gives, each function stays the one that it was."""
