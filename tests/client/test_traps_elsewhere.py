@@ -225,7 +225,7 @@ def test_a_program_with_a_damaged_byte_is_refused_or_right() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        timeout=30,
+        timeout=150,
         check=False,
     )
     outcomes = [line.split(" ", 1) for line in child.stdout.splitlines()]
