@@ -148,9 +148,9 @@ class HttpStore(ClosedAtExit):
         }
         return self._exchange("GET", "/v1/bundles", answers.read_page, query=query)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, digest: str | None = None) -> None:
         self._transport.forget(key)
-        self._exchange("DELETE", self._bundle(key), answers.read_nothing)
+        self._exchange("DELETE", self._bundle(key), answers.read_nothing, query={"digest": digest})
 
     def delete_prefix(self, prefix: str) -> int:
         self._transport.forget_all(check_prefix(prefix, self.settings))

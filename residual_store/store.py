@@ -202,8 +202,8 @@ class Store(Protocol):
     def list(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Page:
         """One page of bundles in key order, stable while others are added."""
 
-    def delete(self, key: str) -> None:
-        """Delete a bundle; raises `NotFound` if there is none."""
+    def delete(self, key: str, *, digest: str | None = None) -> None:
+        """Delete a bundle, with ``digest`` only the one that it names; raises `NotFound` if there is none."""
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete all bundles whose key starts with ``prefix``, and return how many; "run/" drops a whole run."""

@@ -270,7 +270,7 @@ class Client(ClosedAtExit):
         self._transfers.prefetch(handles)
 
     def delete(self, source: Handle | str) -> None:
-        """Delete a bundle; one that is gone already is no error, and one that is not stored yet will not be.
+        """Delete a bundle, with a handle not one that stands in its place; one that is not stored yet will not be.
 
         >>> client.delete(handle)
         """

@@ -66,6 +66,11 @@ class Handle:
         """The name of the stored bytes, so that a handle never restores what somebody put in their place; waits as `wait` does."""
         return self.known_digest if self.known_digest is not None else self.wait().digest
 
+    @property
+    def is_of_attempt(self) -> bool:
+        """Whether `digest` is the name of an attempt of several processes, see `residual_store.parts`."""
+        return "-" in self.digest
+
     def stands_for(self, manifest: Manifest) -> bool:
         """Whether a bundle is that of this handle; one of several processes is known by the name of their attempt."""
         return self.digest in (digest_of_manifest(manifest), attempt_of(manifest))

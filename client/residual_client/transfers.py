@@ -27,6 +27,7 @@ from residual_store.bundle import Bundle
 from residual_store.errors import BundleReplaced, DataLoss, NotFound, RequestRefused
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
+from residual_store.stat import digest_of_manifest
 from residual_store.store import Store
 
 __all__ = ["Transfers"]
@@ -128,17 +129,36 @@ class Transfers:
         self._uploads.forget(upload)
 
     def delete(self, source: Handle | str) -> None:
-        """Delete a bundle, whether it is stored already or not."""
+        """Delete a bundle, whether it is stored already or not; that of a handle, and not one that stands in its place."""
         self.begin()
         key = source.key if isinstance(source, Handle) else source
         self._prefetch.drop(key)
-        if isinstance(source, Handle) and source.scratch and source.local and source.local.upload.pending:
-            self._uploads.forget(source.local.upload)
+        with contextlib.suppress(NotFound):
+            if isinstance(source, Handle):
+                self._delete_that_of(source)
+            else:
+                self._uploads.withdraw(key)
+                self._store.delete(key)
+
+    def _delete_that_of(self, handle: Handle) -> None:
+        upload = None if handle.local is None else handle.local.upload
+        if upload is not None and handle.scratch and upload.pending:
+            self._uploads.forget(upload)
             self._uploads.sweep()
             return
-        self._uploads.withdraw(key)
-        with contextlib.suppress(NotFound):
-            self._store.delete(key)
+        if upload is not None:
+            self._uploads.withdraw(handle.key, upload)
+        if handle.state == "stored":
+            self._store.delete(handle.key, digest=self._digest(handle))
+
+    def _digest(self, handle: Handle) -> str:
+        """That of the stored bundle, which the handle of one of several processes does not know."""
+        if not handle.is_of_attempt:
+            return handle.digest
+        manifest = self._store.manifest(handle.key)
+        if not handle.stands_for(manifest):
+            raise NotFound(f"the bundle {handle.key!r} was replaced", key=handle.key)
+        return digest_of_manifest(manifest)
 
     def flush(self) -> None:
         """Wait for all uploads, as `Uploads.flush` does."""

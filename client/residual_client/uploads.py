@@ -172,17 +172,23 @@ class Uploads:
             self._deleting.remove(key)
             self._motion.tell()
 
-    def withdraw(self, key: str) -> None:
-        """Have no upload of a key any more: one that has not begun never will, and one that has is waited for.
+    def withdraw(self, key: str, only: Upload | None = None) -> None:
+        """Have no upload of a key any more, or not that ``only`` one: what has not begun never will, and what has is waited for.
 
         Raises `TransferStalled`.
         """
         with self._lock:
-            for upload in list(self._pending.get(key, ())):
+            for upload in self._withdrawn(key, only):
                 if upload.state == "queued":
                     self._leave(upload, "withdrawn")
-            self._motion.wait_while(lambda: key in self._pending, lambda: self._pending[key][0].stalled())
-            self._told([self._failed[key]] if key in self._failed else [])
+            self._motion.wait_while(
+                lambda: self._withdrawn(key, only), lambda: self._withdrawn(key, only)[0].stalled()
+            )
+            failed = self._failed.get(key) if only is None else only
+            self._told([failed] if failed is not None and failed.state == "failed" else [])
+
+    def _withdrawn(self, key: str, only: Upload | None) -> list[Upload]:
+        return [upload for upload in self._pending.get(key, ()) if only in (None, upload)]
 
     # Waiting
 

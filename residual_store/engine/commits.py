@@ -10,6 +10,7 @@ from residual_store.engine.catalog import Catalog, already_exists
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.errors import NotFound
 from residual_store.stat import stat_of
 from residual_store.store import Durability, IfExists, Stat
 
@@ -64,9 +65,11 @@ class Commits:
         self._host.remove(stat.key)
         return replace(stat, tier="durable", durability="disk")
 
-    def remove(self, key: str) -> None:
-        """Let no bundle stand under the key."""
+    def remove(self, key: str, digest: str | None = None) -> None:
+        """Let no bundle stand under the key, or not the one that ``digest`` names; raises `NotFound` if that is not there."""
         with self._writing.of(key):
+            if digest is not None and self._catalog.stat(key).digest != digest:
+                raise NotFound(f"the bundle {key!r} is another one than that of the digest {digest}", key=key)
             self._host.remove(key)
             if self._durable is not None:
                 self._durable.remove(key)

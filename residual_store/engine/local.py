@@ -241,9 +241,9 @@ class LocalStore(ClosedAtExit):
         check_limit(limit, self.settings)
         return self._catalog.page(prefix=prefix, after=after, limit=limit)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, digest: str | None = None) -> None:
         self.stat(key)
-        self._remove(key)
+        self._remove(key, digest)
 
     def delete_prefix(self, prefix: str) -> int:
         check_deleted(prefix, self.settings)
@@ -256,8 +256,8 @@ class LocalStore(ClosedAtExit):
         self._parts.forget_below(prefix)
         return count
 
-    def _remove(self, key: str) -> None:
-        self._commits.remove(key)
+    def _remove(self, key: str, digest: str | None = None) -> None:
+        self._commits.remove(key, digest)
         self._memory.settle()
 
     def touch(self, key: str, *, ttl: float | None) -> Stat:

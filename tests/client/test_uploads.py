@@ -198,6 +198,35 @@ def test_a_named_bundle_in_flight_is_gone_when_delete_returns() -> None:
         assert client.store.list().entries == ()
 
 
+@pytest.mark.parametrize("url", ["memory://", "http"])
+def test_a_handle_deletes_its_own_bundle_alone(url: str, memory_server: Server) -> None:
+    """One that was refused or replaced deletes nothing that another has stored, pending or not, and tells nobody again."""
+    url = memory_server.url if url == "http" else url
+    with rc.connect(url) as client:
+        first = client.offload(_vjp(1), "run/own")
+        first.wait()
+        refused = client.offload(_vjp(2), "run/own")
+        with pytest.raises(AlreadyExists):
+            refused.wait()
+        client.delete(refused)
+        assert _gradient(client.restore(first)) == _gradient(_vjp(1))
+        untold = client.offload(_vjp(2), "run/own")
+        until(lambda: untold.state == "failed")
+        client.delete(untold)
+        client.flush()
+        second = client.offload(_vjp(3), "run/own", if_exists="replace")
+        client.delete(first)
+        second.wait()
+        client.delete(first)
+        assert client.store.stat("run/own").digest == second.digest
+        travelled = rc.Handle.from_json(second.to_json())
+        client.store.put("run/own", noise(8), if_exists="replace")
+        client.delete(travelled)
+        assert client.store.stat("run/own").nbytes == 8
+        client.delete("run/own")
+        assert client.store.list(prefix="run/own").entries == ()
+
+
 # Limits
 
 
@@ -397,7 +426,7 @@ def test_a_thread_outlives_what_comes_in_its_way() -> None:
                 raise MemoryError
             return self._store.get(key, **options)
 
-        def delete(self, key: str) -> None:
+        def delete(self, key: str, **options: Any) -> None:
             raise MemoryError
 
     settings = Settings(transfer_threads=1, stall_seconds=5)

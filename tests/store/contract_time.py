@@ -120,6 +120,18 @@ class FullStoreContract(RefusalContract):
         store.put(f"{run}/a", noise(7))
         assert store.get(f"{run}/a").array(0).nbytes == 7
 
+    def test_a_bundle_is_deleted_by_its_digest(self, store: Store, run: str) -> None:
+        """With a digest no bundle goes but the one that it names, whatever stands under the key meanwhile."""
+        key = f"{run}/a"
+        first = store.put(key, noise(100)).digest
+        second = store.put(key, noise(7), if_exists="replace").digest
+        with pytest.raises(NotFound, match="another one"):
+            store.delete(key, digest=first)
+        assert store.stat(key).digest == second
+        store.delete(key, digest=second)
+        with pytest.raises(NotFound):
+            store.delete(key, digest=second)
+
     # Leases
 
     def test_a_bundle_goes_when_its_lease_ends(self, store: Store, run: str, pass_time: PassTime) -> None:

@@ -55,6 +55,10 @@ class _GetQuery(Query, frozen=True):
     wait: float = Field(0.0, ge=0, description="Seconds to wait for a bundle that is not there yet.")
 
 
+class _DeleteQuery(Query, frozen=True):
+    digest: str | None = Field(None, description="That of a receipt, or of the ETag of a get.")
+
+
 def router(service: Service) -> APIRouter:
     """The routes of bundles."""
     routes = APIRouter(tags=["bundles"], responses=PROBLEM, route_class=DirectRoute)
@@ -157,10 +161,12 @@ def router(service: Service) -> APIRouter:
         return Response(headers=headers, media_type=MEDIA_TYPE)
 
     @routes.delete("/v1/bundles/{key:path}", operation_id="deleteBundle", status_code=204)
-    async def delete_bundle(key: str, request: Request, query: Annotated[Query, fastapi.Query()]) -> Response:
-        """Delete a bundle; 404 if there is none."""
+    async def delete_bundle(
+        key: str, request: Request, query: Annotated[_DeleteQuery, fastapi.Query()]
+    ) -> Response:
+        """Delete a bundle, with `digest` only the one that it names; 404 if there is none."""
         service.check_key(request, key, "write")
-        await service.call(lambda: store.delete(key))
+        await service.call(lambda: store.delete(key, digest=query.digest))
         return Response(status_code=204)
 
     return routes
