@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from residual_client.farewell import Farewell
@@ -24,13 +26,21 @@ from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
-from residual_store.errors import BundleReplaced, DataLoss, NotFound, RequestRefused
+from residual_store.errors import BundleReplaced, Busy, DataLoss, NotFound, RequestRefused
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Store
 
 __all__ = ["Transfers"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_SECONDS, _TOLD_SECONDS = 0.02, 10.0
+_HELD = (
+    "arrays that were restored before may hold the memory, so drop them, wait for their gradients with "
+    "jax.block_until_ready, or raise host_bytes"
+)
 
 _UPLOAD_BYTES, _LEAF_BYTES = 8 << 10, 1 << 10
 """Memory of an upload besides the bytes of its leaves, as measured: for itself, and for each leaf."""
@@ -210,10 +220,30 @@ class Transfers:
     def _stored(self, source: Handle | str, wait: float) -> Bundle:
         key = source.key if isinstance(source, Handle) else source
         self._uploads.settle(key)
-        bundle = self._attempts.get(self._store, source, wait=wait)
+        bundle = self._as_memory_allows(key, lambda: self._attempts.get(self._store, source, wait=wait))
         if bundle.manifest.key not in (None, key):
             raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
         return bundle
+
+    def _as_memory_allows(self, key: str, get: Callable[[], Bundle]) -> Bundle:
+        """What ``get`` gives, as soon as there is room for it.
+
+        Arrays that were restored before hold memory of the store until what computes with them has ended, which JAX begins
+        and does not wait for; so a loop of restores and backwards runs ahead of the processor.
+        """
+        started, is_told = time.monotonic(), False
+        while True:
+            try:
+                return get()
+            except Busy as error:
+                waited = time.monotonic() - started
+                if waited > self._motion.limit:
+                    raise Busy(f"{key!r}: {error.detail}; {_HELD}", **{**error.fields, "key": key}) from error
+            if waited > _TOLD_SECONDS and not is_told:
+                _logger.warning("the restore of %r waits for memory of the store: %s", key, _HELD)
+                is_told = True
+            time.sleep(_LOOK_AGAIN_SECONDS)
+            release_dead_arrays()
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Fetch bundles in the background, as far as there is room.

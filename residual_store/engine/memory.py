@@ -156,7 +156,7 @@ class HostMemory:
                 free_bytes=free,
             )
         return Busy(
-            f"{nbytes} bytes do not fit beside the bodies in flight; try again",
+            f"{nbytes} bytes do not fit beside the bodies in flight and what readers hold; try again",
             needed_bytes=nbytes,
             retry_after=self._settings.retry_after_seconds,
         )

@@ -7,6 +7,8 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -228,6 +230,29 @@ def test_a_handle_deletes_its_own_bundle_alone(url: str, memory_server: Server) 
 
 
 # Limits
+
+
+def test_a_restore_waits_for_the_memory_of_those_before_it(tmp_path: Path) -> None:
+    """JAX computes behind, so arrays that nobody needs soon hold memory for a while; if they keep it, the error says so."""
+    options = {"host_bytes": 10 * MIB, "stall_seconds": 2.0}
+    with _gated(tmp_path.as_uri(), **options) as (client, gate), ThreadPoolExecutor(1) as threads:
+        gate.open()
+        rows = jnp.linspace(0, 1, 1024 * 1024).reshape(1024, 1024)
+        sine = jax.jit(lambda x: jax.vjp(jnp.sin, x)[1])
+        large = [sine(rows + step) for step in range(3)]
+        handles = [client.offload(vjp, f"run/{step}") for step, vjp in enumerate(large)]
+        client.flush()
+        held = list(map(client.restore, handles[:2]))
+        with pytest.raises(
+            Busy, match=r"'run/2': 4194304 bytes do not fit .*jax\.block_until_ready"
+        ) as refusal:
+            client.restore(handles[2])
+        assert refusal.value.fields["key"] == "run/2"
+        gate.got.clear()
+        third = threads.submit(client.restore, handles[2])
+        until(lambda: gate.got.count("run/2") > 1)
+        held.clear()
+        assert bits_of(third.result()) == bits_of(large[2])
 
 
 def test_a_full_client_raises_or_waits_as_it_was_told() -> None:
