@@ -18,5 +18,11 @@ class ClosedAtExit(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as another:  # noqa: BLE001 - what ended the with statement must not be hidden by it
+            error.add_note(f"closing failed as well: {type(another).__name__}: {another}")
