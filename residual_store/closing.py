@@ -18,7 +18,7 @@ class ClosedAtExit(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object, /) -> None:
         if error is None:
             self.close()
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import urllib.parse
 from dataclasses import dataclass
 
 from residual_store.errors import InvalidOption
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "advice_on"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +42,24 @@ class Endpoint:
             return cls(scheme="unix", socket=urllib.parse.unquote(parts.netloc + parts.path))
         if not host:
             raise InvalidOption(f"{url} names no host")
-        return cls(scheme=parts.scheme, host=host, port=port, base=parts.path.rstrip("/"))
+        base = parts.path.rstrip("/")
+        if base.endswith("/v1") or "/v1/" in base:
+            raise InvalidOption(
+                f"{url} is the URL of a route; the client adds /v1 and what follows itself, so leave it out"
+            )
+        return cls(scheme=parts.scheme, host=host, port=port, base=base)
+
+
+def advice_on(error: Exception) -> str:
+    """What to look at where no connection comes about, to be added to a text.
+
+    >>> advice_on(ConnectionRefusedError())
+    '; is the server running (residual-store serve), and is this its URL?'
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "; let SSL_CERT_FILE name the certificate of whoever signed that of the server"
+    if isinstance(error, ssl.SSLError):
+        return "; does the server speak TLS? residual-store serve does not, and has http:// URLs"
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError | socket.gaierror):
+        return "; is the server running (residual-store serve), and is this its URL?"
+    return ""

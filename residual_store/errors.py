@@ -220,7 +220,7 @@ class LeafMismatch(GradientRefused, ValueError):
 
 
 class BundleReplaced(GradientRefused, ValueError):
-    """The handle stands for a bundle in whose place there is another one now."""
+    """Under the key is another bundle than that of the handle, or one that was first put under another key."""
 
     code = "bundle-replaced"
 

@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from residual_store import answers
+from residual_store.bearer import check_token
 from residual_store.body import Body
 from residual_store.bundle import Bundle, Payload, digest_of
 from residual_store.bundle_transport import BundleTransport
 from residual_store.closing import ClosedAtExit
 from residual_store.continuation import ASK_FIRST_BYTES, may_send
-from residual_store.endpoint import Endpoint
+from residual_store.endpoint import Endpoint, advice_on
 from residual_store.engine.terms import check_if_exists, check_ttl, check_wait
 from residual_store.errors import InternalError, NotFound, ResidualStoreError, Unreachable
 from residual_store.key import check_fingerprint, check_key, check_prefix, check_run
@@ -72,7 +73,7 @@ class HttpStore(ClosedAtExit):
     ) -> None:
         self.url = url
         self.settings = settings
-        self._token = token
+        self._token = check_token(token)
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._process = os.getpid()
         endpoint = Endpoint.of(url)
@@ -237,7 +238,7 @@ def _translate(what: str, error: Exception) -> None:
     if isinstance(error, ResidualStoreError):
         return
     if isinstance(error, OSError | http.client.HTTPException):
-        raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
+        raise Unreachable(f"{what}: {type(error).__name__}: {error}{advice_on(error)}") from error
     if isinstance(error, answers.NOT_UNDERSTOOD):
         raise InternalError(f"{what}: the answer is not understood; is it a store? {error}") from error
 

@@ -29,7 +29,8 @@ def check_key(key: str, settings: Settings) -> str:
     """
     segments = check_prefix(key, settings).split("/")
     if len(segments) < 2 or not segments[-1]:
-        raise InvalidKey(f"the key {_shown(key)} has no name after its run; {_FORM}")
+        fault = "ends with a slash" if len(segments) > 2 else "has no name after its run"
+        raise InvalidKey(f"the key {_shown(key)} {fault}; {_FORM}")
     if any(part.endswith(".__lock") for part in segments):
         raise InvalidKey(
             f"the key {_shown(key)} has a segment that ends in .__lock, as lock files of the store do"
@@ -59,6 +60,8 @@ def check_prefix(prefix: str, settings: Settings) -> str:
     >>> check_prefix("exp1/step-", Settings())
     'exp1/step-'
     """
+    if not isinstance(prefix, str):
+        raise InvalidKey(f"a key is a str, and this is a {type(prefix).__name__}")
     if len(prefix) > settings.max_key_chars:
         raise InvalidKey(
             f"a key of {len(prefix)} characters is too long; the limit max_key_chars is {settings.max_key_chars}"

@@ -184,13 +184,17 @@ class Settings:
         4, "attempts", "how often the client sends a request that can be repeated, the first time included"
     )
 
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check(entry.name, getattr(self, entry.name), type(entry.default))
+
     @classmethod
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **given: float | None
     ) -> Settings:
         """Settings from ``RESIDUAL_STORE_*`` variables; what is ``given`` and not None goes first.
 
-        Raises `InvalidOption` for a value that is not a number of the setting's type or is negative.
+        Raises `InvalidOption` for a value that is not a number of the setting's type or is negative, as the class does.
 
         >>> Settings.from_environment({"RESIDUAL_STORE_MAX_LEAVES": "16"}, attempts=2).max_leaves
         16
@@ -216,6 +220,14 @@ def _memory_bytes() -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _check(name: str, value: object, kind: type) -> None:
+    is_number = isinstance(value, int | float) and (kind is float or isinstance(value, int))
+    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise InvalidOption(
+            f"{name} is {value!r}; it must be a finite {kind.__name__} of 0 or more", option=name
+        )
 
 
 def _number(name: str, text: str, kind: type) -> float:

@@ -228,7 +228,7 @@ class Store(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object, /) -> None: ...
 
 
 def open_store(
@@ -245,7 +245,12 @@ def open_store(
     ...     store.put("run/a", Bundle.of_arrays({"h": np.ones(3)})).nbytes
     8
     """
-    settings = settings or Settings.from_environment()
+    settings = Settings.from_environment() if settings is None else settings
+    if not isinstance(settings, Settings):
+        raise InvalidOption(
+            f"settings is a {type(settings).__name__}; pass Settings(...), which has them all",
+            option="settings",
+        )
     scheme = url.partition("://")[0]
     if scheme in {"http", "https", "unix"}:
         from residual_store.http_store import HttpStore

@@ -92,9 +92,9 @@ class Client(ClosedAtExit):
     def close(self) -> None:
         """Wait for named bundles, delete this client's scratch bundles and release the store.
 
-        Raises what kept a bundle from being stored, if nobody was told of it yet.
-        A server that is gone forgets scratch bundles by their lease; in a forked process nothing is done.
+        Raises what kept a bundle from being stored, if nobody was told of it yet; a forked process does nothing.
         """
+        self.depot.close()
         with contextlib.ExitStack() as stack:
             if self._transfers.is_here:
                 stack.callback(self.store.close)

@@ -29,7 +29,8 @@ def connect(
     >>> connect("memory://").store.url
     'memory://'
     """
-    url = url or os.environ.get("RESIDUAL_STORE_URL") or "memory://"
+    if url is None:
+        url = os.environ.get("RESIDUAL_STORE_URL") or "memory://"
     if token is None and url.partition("://")[0] in ("http", "https", "unix"):
         token = os.environ.get("RESIDUAL_STORE_TOKEN")
     return Client(open_store(url, token=token, settings=settings), when_full=when_full)

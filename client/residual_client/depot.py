@@ -21,7 +21,7 @@ import numpy.typing as npt
 from residual_client.host_call import Host
 from residual_store.bundle import Bundle
 from residual_store.dtypes import name_of
-from residual_store.errors import LeafUnavailable, NotFound, ResidualStoreError
+from residual_store.errors import LeafUnavailable, NotFound, RequestRefused, ResidualStoreError
 from residual_store.leaf import Channel, Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
@@ -60,6 +60,11 @@ class Depot:
         self._waiting = OrderedDict[int, float]()
         self._lock = threading.Lock()
         self._expired = 0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take no more bundles."""
+        self._is_closed = True
 
     @property
     def waiting(self) -> int:
@@ -79,6 +84,10 @@ class Depot:
         """Store host arrays and return the number of their bundle; raises whatever `Store.put` raises."""
         number = next(self._numbers)
         key = self._key(number)
+        if self._is_closed:
+            raise RequestRefused(
+                f"the client of {function} was closed; connect again, and wrap the function anew"
+            )
         leaves = tuple(
             Leaf(
                 index=index,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from residual_client.motion import Motion
-from residual_store.errors import Busy, TransferStalled
+from residual_store.errors import Busy, InvalidOption, TransferStalled
 from residual_store.settings import Settings
 
 __all__ = ["Room", "WhenFull"]
@@ -18,9 +18,12 @@ class Room:
     """Bytes out of `max_inflight_bytes`; all methods are called with the lock of ``motion`` held.
 
     A bundle above the limit is taken when there is no other.
+    Raises `InvalidOption` for another ``when_full``.
     """
 
     def __init__(self, motion: Motion, settings: Settings, *, when_full: WhenFull) -> None:
+        if when_full not in ("wait", "raise"):
+            raise InvalidOption(f"when_full is {when_full!r}; it is 'wait' or 'raise'", option="when_full")
         self._motion = motion
         self._settings = settings
         self._when_full = when_full

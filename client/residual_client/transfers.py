@@ -26,7 +26,7 @@ from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
-from residual_store.errors import BundleReplaced, Busy, DataLoss, NotFound, RequestRefused
+from residual_store.errors import BundleReplaced, Busy, NotFound, RequestRefused
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
 from residual_store.stat import digest_of_manifest
@@ -141,7 +141,7 @@ class Transfers:
     def delete(self, source: Handle | str) -> None:
         """Delete a bundle, whether it is stored already or not; that of a handle, and not one that stands in its place."""
         self.begin()
-        key = source.key if isinstance(source, Handle) else source
+        key = _key_of(source)
         self._prefetch.drop(key)
         with contextlib.suppress(NotFound):
             if isinstance(source, Handle):
@@ -194,8 +194,8 @@ class Transfers:
     def bundle(self, source: Handle | str, wait: float) -> tuple[str, Bundle]:
         """Key and bundle of a handle or key; raises `BundleReplaced` if the bundle is not that of the handle."""
         self.begin()
-        if isinstance(source, str):
-            return source, self._stored(source, wait)
+        if not isinstance(source, Handle):
+            return _key_of(source), self._stored(source, wait)
         bundle = self._in_memory(source)
         if bundle is None:
             bundle = self._stored(source, wait)
@@ -218,11 +218,16 @@ class Transfers:
         return self._prefetch.take(handle)
 
     def _stored(self, source: Handle | str, wait: float) -> Bundle:
-        key = source.key if isinstance(source, Handle) else source
+        key = _key_of(source)
         self._uploads.settle(key)
         bundle = self._as_memory_allows(key, lambda: self._attempts.get(self._store, source, wait=wait))
-        if bundle.manifest.key not in (None, key):
-            raise DataLoss(f"the store answered {key!r} with the bundle of {bundle.manifest.key!r}", key=key)
+        first = bundle.manifest.key
+        if isinstance(source, str) and first not in (None, key):
+            raise BundleReplaced(
+                f"under {key!r} is a bundle that was first put as {first!r}, so it may be a copy, or the wrong one; "
+                f"restore {first!r}, or a Handle of {key!r} with the digest that is wanted",
+                key=key,
+            )
         return bundle
 
     def _as_memory_allows(self, key: str, get: Callable[[], Bundle]) -> Bundle:
@@ -255,6 +260,12 @@ class Transfers:
 
     def _nbytes(self, handle: Handle) -> int:
         return self._store.stat(handle.key).nbytes if handle.local is None else handle.wait().nbytes
+
+
+def _key_of(source: Handle | str) -> str:
+    if not isinstance(source, Handle | str):
+        raise TypeError(f"a bundle is named by its handle or its key, and this is a {type(source).__name__}")
+    return source if isinstance(source, str) else source.key
 
 
 def _can_be_fetched(handle: Handle) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from residual_store.bundle import Bundle
 from residual_store.engine.index import Index
 from residual_store.engine.late_index import LateIndex
-from residual_store.errors import InternalError, LeafNotHeld
+from residual_store.errors import LeafNotHeld, Stopping
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
 from residual_store.settings import Settings
@@ -101,7 +101,7 @@ class HostTier:
     def find(self, key: str) -> Stat | None:
         """The stat of the bundle with this key, if it is here and nowhere else."""
         if self._is_closed:
-            raise InternalError("this store was closed; open it again")
+            raise Stopping("this store was closed; open it again")
         held = self._held.get(key)
         return held.stat if held is not None else None
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from residual_store.errors import InternalError, StoreFull
+from residual_store.errors import InternalError, Stopping, StoreFull
 from residual_store.translation import Translation
 
 __all__ = ["IndexFile"]
@@ -77,7 +77,7 @@ class IndexFile:
 def _translate(error: Exception) -> None:
     match error:
         case sqlite3.ProgrammingError():
-            raise InternalError("this store was closed; open it again") from error
+            raise Stopping("this store was closed; open it again") from error
         case sqlite3.OperationalError() if "full" in str(error):
             raise StoreFull("there is no room on the disk for the index") from error
         case sqlite3.OperationalError():

@@ -49,8 +49,8 @@ def check_ttl(ttl: float | None, settings: Settings) -> None:
 
 def check_wait(wait: float) -> float:
     """The wait itself in seconds; raises `InvalidOption` for one that is negative or not a number."""
-    if not 0 <= wait <= threading.TIMEOUT_MAX:
-        raise InvalidOption(f"wait is {wait}; it must be a number of seconds, 0 or more", option="wait")
+    if not (isinstance(wait, int | float) and 0 <= wait <= threading.TIMEOUT_MAX):
+        raise InvalidOption(f"wait is {wait!r}; it must be a number of seconds, 0 or more", option="wait")
     return wait
 
 

@@ -42,8 +42,8 @@ class DirectRoute(APIRoute):
 
 def _read(query: type[Query], request: Request) -> Query:
     """The parameters of a request; raises `InvalidOption` or RequestValidationError."""
+    refuse_unknown(request, query.model_fields)
     given = dict(request.query_params)
-    refuse_unknown(given, query.model_fields)
     try:
         return query.model_validate(given)
     except ValidationError as error:

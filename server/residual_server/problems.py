@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from residual_store.errors import (
     ERRORS,
@@ -100,12 +101,26 @@ def _invalid(request: Request, error: Exception) -> Response:
 def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        refusal: ResidualStoreError = MethodNotAllowed(f"this route has no method {request.method}")
+        methods = _methods(request)
+        error.headers = {"Allow": ", ".join(methods)}
+        refusal: ResidualStoreError = MethodNotAllowed(
+            f"this route has no method {request.method}; it has {', '.join(methods)}"
+        )
     elif error.status_code == 404:
         refusal = NotFound("there is no such route; GET /openapi.json lists them")
     else:
         refusal = InvalidOption(str(error.detail))
     return _answer(request, refusal, dict(error.headers or {}))
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods that a path has, each of which may be a route of its own."""
+
+    def is_there(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return list(filter(is_there, ("DELETE", "GET", "HEAD", "POST", "PUT")))
 
 
 def _gone(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +31,15 @@ def is_quick(store: LocalStore, *, leaves: int = 0, fresh_bytes: int = 0) -> boo
 
 async def refuse_unknown_parameters(request: Request) -> None:
     """Raise what `refuse_unknown` does for a query parameter that the route does not have."""
-    refuse_unknown(request.query_params, [one.alias for one in request.scope["route"].dependant.query_params])
+    refuse_unknown(request, [one.alias for one in request.scope["route"].dependant.query_params])
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise `InvalidOption` for a name that is not known: a misspelt parameter must not pass."""
-    for name in given:
+def refuse_unknown(request: Request, known: Collection[str]) -> None:
+    """Raise `InvalidOption` for a parameter that is not known or stands twice: a misspelt one must not pass."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidOption(f"the parameter {name[:40]!r} stands there twice", option=name[:40])
         if name not in known:
             raise InvalidOption(
                 f"this route has no parameter {name[:40]!r}; it has {', '.join(sorted(known)) or 'none'}",

@@ -21,6 +21,7 @@ import residual_client as rc
 from residual_store import Bundle, Receipt, Settings, open_store
 from residual_store.errors import (
     AlreadyExists,
+    BundleReplaced,
     Busy,
     InvalidKey,
     InvalidOption,
@@ -408,8 +409,40 @@ def test_close_raises_what_nobody_was_told(memory_server: Server) -> None:
     client.close()
 
 
-def test_a_closed_client_says_so_at_the_call() -> None:
-    """Not later and not of a leaf; closing it again does no harm."""
+def test_what_names_no_bundle_and_no_option_is_refused() -> None:
+    """A number, a receipt, or the arguments of an offload in the wrong order; a misspelt option of connect."""
+    with rc.connect("memory://") as client:
+        receipt = client.offload(_vjp(), "run/a").wait()
+        for source in (3, None, b"run/a", receipt):
+            for call in (client.restore, client.delete, client.backward):
+                with pytest.raises(
+                    TypeError, match=f"its handle or its key, and this is a {type(source).__name__}"
+                ):
+                    call(source)  # type: ignore[operator]
+        with pytest.raises(InvalidKey, match="a key is a str, and this is a VJP"):
+            client.offload("run/b", _vjp())  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="when_full is 'Raise'"):
+        rc.connect("memory://", when_full="Raise")  # type: ignore[arg-type]
+
+
+def test_a_copy_under_another_key_is_restored_by_its_digest_only() -> None:
+    """By key it could be the wrong bundle; a handle that names the bytes leaves no doubt."""
+    with rc.connect("memory://") as client:
+        client.offload(_vjp(1), "run/first").wait()
+        digest = client.store.put("run/copy", client.store.get("run/first")).digest
+        with pytest.raises(BundleReplaced, match="'run/copy' is a bundle that was first put as 'run/first'"):
+            client.restore("run/copy", like=_vjp())
+        handle = rc.Handle(key="run/copy", fingerprint=None, known_digest=digest)
+        assert _gradient(client.restore(handle, like=_vjp())) == _gradient(_vjp(1))
+
+
+def test_a_closed_client_says_so_at_the_call(memory_server: Server) -> None:
+    """Not later and not of a leaf; closing it again does no harm, and a compiled step stores nothing more."""
+    with rc.connect(memory_server.url) as client:
+        step = jax.jit(jax.grad(lambda x: jnp.sum(client.offloaded(jnp.sin)(x))))
+        step(X)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the client of sin was closed"):
+        jax.block_until_ready(step(X))
     with rc.connect("memory://") as client:
         handle = client.offload(_vjp(), "run/a")
     for call in (

@@ -49,6 +49,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
         ("GET", "/v1/bundles?prefix=../", 400, "invalid-key"),
         ("DELETE", "/v1/bundles", 422, "invalid-option"),
         ("DELETE", "/v1/bundles?prefix=", 422, "invalid-option"),
+        ("DELETE", "/v1/bundles?prefix=run/&prefix=run2/", 422, "invalid-option"),
+        ("GET", "/v1/bundles/run/absent?wait=0&wait=1", 422, "invalid-option"),
         ("DELETE", "/v1/bundles/run/absent", 404, "not-found"),
         ("POST", "/v1/bundles/run/a/touch?ttl=0", 422, "invalid-option"),
         ("POST", "/v1/bundles/run/a/touch?ttl=1e99", 422, "invalid-option"),
@@ -75,6 +77,23 @@ def test_every_refusal_is_a_problem(
     assert answer.json["title"] == ERRORS[code].__name__
     if status == 405:
         assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("target", "methods"),
+    [
+        ("/v1/bundles/run/a", "DELETE, GET, HEAD, PUT"),
+        ("/v1/usage", "GET, HEAD"),
+        ("/v1/bundles", "DELETE, GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_refused_names_those_that_are_there(
+    logged: tuple[Server, Path], target: str, methods: str
+) -> None:
+    """All of the path, in the header and in the text."""
+    answer = ask(logged[0].url, "PATCH", target)
+    assert answer.headers["allow"] == methods
+    assert answer.json["detail"].endswith(f"it has {methods}")
 
 
 _PAYLOAD = b"\x80\xffPAYLOAD" * 1000

@@ -113,6 +113,26 @@ def test_nobody_answers(tmp_path: Path) -> None:
         with open_store(place, settings=ONCE) as store, pytest.raises(Unreachable) as caught:
             store.get("run/a")
         assert place in str(caught.value)
+        assert "is the server running" in str(caught.value)
+
+
+def test_a_token_is_sent_without_white_space_and_never_shown(memory_server: Server) -> None:
+    """A file's last line break is left out; what no header can carry is refused before anything is sent."""
+    with open_store(memory_server.url, token="secret\n") as store:
+        assert store.list(prefix="nothing/").entries == ()
+    for token in ("", "\n", "sec\nret", "secret\x00", "sécret"):
+        with pytest.raises(InvalidOption, match="the token") as refusal:
+            open_store(memory_server.url, token=token)
+        assert "ret" not in str(refusal.value).replace("carry", "")
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/bundles", "/base/v1/bundles/run/a"])
+def test_the_url_of_a_route_is_no_store(path: str) -> None:
+    """It would be found out at the first request only, by an answer that says nothing of the URL."""
+    with pytest.raises(InvalidOption, match="leave it out"):
+        open_store(f"http://127.0.0.1:1{path}")
+    with pytest.raises(InvalidOption, match="settings is a dict"):
+        open_store("memory://", settings={})  # type: ignore[arg-type]
 
 
 def test_a_server_that_says_nothing_is_given_up(memory_server: Server) -> None:

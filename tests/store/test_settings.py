@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,17 @@ def test_a_value_that_is_none_is_refused(text: str) -> None:
     """What is no whole number of 0 or more is refused, with the name of the variable."""
     with pytest.raises(InvalidOption, match="RESIDUAL_STORE_MAX_LEAVES"):
         Settings.from_environment({"RESIDUAL_STORE_MAX_LEAVES": text})
+
+
+@pytest.mark.parametrize(
+    "given", [{"attempts": -1}, {"attempts": "3"}, {"host_bytes": 1e9}, {"stall_seconds": float("nan")}]
+)
+def test_a_value_in_python_is_checked_as_well(given: dict[str, Any]) -> None:
+    """Also where no variable is read, with the name of the setting."""
+    with pytest.raises(InvalidOption, match=next(iter(given))):
+        Settings(**given)
+    with pytest.raises(InvalidOption, match=next(iter(given))):
+        Settings.from_environment({}, **given)
 
 
 @pytest.mark.parametrize("text", ["nan", "-0.5", "soon", "inf"])
