@@ -18,7 +18,6 @@ from residual_client.depot import Depot
 from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
-from residual_client.holding import Holding
 from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import Terms, manifest_of
 from residual_client.program_cache import ProgramCache
@@ -32,7 +31,7 @@ from residual_client.restore import (
     rebuild,
 )
 from residual_client.room import WhenFull
-from residual_client.sharding import Attempts
+from residual_client.sharding import Attempts, spread_of, with_attempt
 from residual_client.staging import Staging
 from residual_client.transfer import check_precision, check_readable, placement_of
 from residual_client.transfers import Transfers
@@ -43,7 +42,6 @@ from residual_store.closing import ClosedAtExit
 from residual_store.errors import LeafUnavailable, StoreUnavailable
 from residual_store.key import check_key
 from residual_store.manifest import UserValue
-from residual_store.parts import attempt_of
 from residual_store.store import Durability, IfExists, Store
 
 __all__ = ["Client"]
@@ -152,8 +150,9 @@ class Client(ClosedAtExit):
         known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
         check_readable(residuals)
-        part, user = self._attempts.part_of(residuals, None if scratch else key, user)
+        spread = spread_of(residuals, None if scratch else key)
         program = None if scratch else self._programs.of(vjp, known)
+        user = with_attempt(user, spread)
         manifest = manifest_of(
             vjp, known, residuals, program, key=key, settings=settings, args=args, user=user
         )
@@ -162,12 +161,7 @@ class Client(ClosedAtExit):
             treedef=tree_structure(vjp),
             placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
             upload=self._transfers.take(
-                manifest,
-                Holding.of(residuals, part),
-                program,
-                terms,
-                named=not scratch,
-                progress=progress,
+                manifest, residuals, program, terms, spread=spread, named=not scratch, progress=progress
             ),
             number=number,
         )
@@ -176,7 +170,7 @@ class Client(ClosedAtExit):
             fingerprint=manifest.fingerprint,
             scratch=scratch,
             local=local,
-            known_digest=attempt_of(manifest),
+            known_digest=local.upload.attempt,
         )
         if scratch:
             self._has_scratch = True

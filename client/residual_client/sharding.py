@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -14,6 +15,7 @@ import jax
 
 from residual_client.handle import Handle
 from residual_client.jax_compat import agreed, counted
+from residual_client.known_offloads import KnownOffloads, Offload
 from residual_client.shards import block_start, data_of, distinct_shards
 from residual_client.transfer import Residual
 from residual_store.blocks import Start
@@ -24,7 +26,7 @@ from residual_store.parts import ATTEMPT, Part, attempt_of
 from residual_store.settings import Settings
 from residual_store.store import Store
 
-__all__ = ["Attempts", "Spread", "own_blocks", "spread_of"]
+__all__ = ["Attempts", "Spread", "own_blocks", "spread_of", "with_attempt"]
 
 _REMEMBERED_KEYS = 65_536
 _LOOK_AGAIN_SECONDS = 0.02
@@ -83,11 +85,20 @@ def own_blocks(value: Any) -> Iterator[tuple[Start, Any]]:
     yield from ((start, block) for start, block in distinct_shards(data).items() if owners[start] == own)
 
 
+def with_attempt(
+    user: Mapping[str, UserValue] | None, spread: Spread | None, name: str = ""
+) -> Mapping[str, UserValue] | None:
+    """The labels of a bundle, with the name of the attempt if there are parts; raises `InvalidOption` for a label that is taken."""
+    if not name and ATTEMPT in (user or {}):
+        raise InvalidOption(f"the label {ATTEMPT!r} is not yours to give; choose another name", option="user")
+    return user if spread is None else {**(user or {}), ATTEMPT: name}
+
+
 class Attempts:
     """Names for the offloads of one client, equal in all processes that make them together, and never used again.
 
-    The processes agree once on a random text, and each counts how often a key was offloaded; so parts of a run that was
-    started anew, or of an earlier step under the same key, never become one bundle with newer ones.
+    The processes agree once on a random text, and each counts how many VJP objects were offloaded under a key; so parts of a
+    run that was started anew, or of an earlier step under the same key, never become one bundle with newer ones.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -96,34 +107,33 @@ class Attempts:
         self._tokens: dict[tuple[int, ...], str] = {}
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._floor = 0
+        self._offloads = KnownOffloads()
         self._whole: OrderedDict[str, int] = OrderedDict()
 
-    def part_of(
-        self, residuals: Sequence[Residual], key: str | None, user: Mapping[str, UserValue] | None
-    ) -> tuple[Part | None, Mapping[str, UserValue] | None]:
-        """Which part of a bundle this process stores, and its labels; None if the bundle is this process's alone.
+    @contextlib.contextmanager
+    def begun(self, key: str, spread: Spread, leaves: Sequence[Any]) -> Iterator[Offload]:
+        """One offload of a key, which is lost if the block does not end well.
 
-        Raises `LeafUnavailable` for a scratch bundle over several processes, and `InvalidOption` for a label that is taken.
+        Raises `LeafUnavailable` if the first process does not answer, or if an earlier offload of the key was lost.
         """
-        if ATTEMPT in (user or {}):
-            raise InvalidOption(
-                f"the label {ATTEMPT!r} is not yours to give; choose another name", option="user"
-            )
-        spread = spread_of(residuals, key)
-        if spread is None or key is None:
-            return None, user
-        return spread.part, {**(user or {}), ATTEMPT: self.next(key, spread)}
-
-    def next(self, key: str, spread: Spread) -> str:
-        """The name of the next offload of a key; raises `LeafUnavailable` if the first process does not answer."""
         with self._lock:
-            token = self._tokens.get(spread.processes) or self._agreed(spread)
-            self._tokens[spread.processes] = token
-            count = self._counts.pop(key, self._floor) + 1
-            self._counts[key] = count
-            if len(self._counts) > _REMEMBERED_KEYS:
-                # A key that comes again later must not get a number that it had.
-                self._floor = max(self._floor, self._counts.popitem(last=False)[1])
+            offload = self._offloads.find(key, leaves)
+            if offload is None:
+                offload = self._offloads.note(key, self._next(key, spread), leaves)
+        try:
+            yield offload
+        finally:
+            offload.is_being_taken = False
+
+    def _next(self, key: str, spread: Spread) -> str:
+        """The name of the next offload of a key; with the lock held."""
+        token = self._tokens.get(spread.processes) or self._agreed(spread)
+        self._tokens[spread.processes] = token
+        count = self._counts.pop(key, self._floor) + 1
+        self._counts[key] = count
+        if len(self._counts) > _REMEMBERED_KEYS:
+            # A key that comes again later must not get a number that it had.
+            self._floor = max(self._floor, self._counts.popitem(last=False)[1])
         return f"{token}-{count}"
 
     def _agreed(self, spread: Spread) -> str:

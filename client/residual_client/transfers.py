@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from residual_client.farewell import Farewell
@@ -19,9 +20,10 @@ from residual_client.prefetch import Prefetch
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.room import Room, WhenFull
-from residual_client.sharding import Attempts
+from residual_client.sharding import Attempts, Spread, with_attempt
 from residual_client.staging import Staging
 from residual_client.taking import Taking
+from residual_client.transfer import Residual
 from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
@@ -103,18 +105,29 @@ class Transfers:
     def take(
         self,
         manifest: Manifest,
-        holding: Holding,
+        residuals: Sequence[Residual],
         program: Program | None,
         terms: Terms,
         *,
+        spread: Spread | None,
         named: bool,
         progress: Progress | None,
     ) -> Upload:
         """Take the bytes of residuals that have been checked, and have them stored."""
+        part = None if spread is None else spread.part
+        holding = Holding.of(residuals, part)
+        draft = Draft(program=program, part=part, terms=terms)
         # What waits has a manifest too, which small leaves must not hide.
         nbytes = max(holding.nbytes, _UPLOAD_BYTES + _LEAF_BYTES * len(manifest.leaves))
-        with self._uploads.room(terms.key, nbytes):
-            draft = Draft(program=program, part=holding.places.part, terms=terms)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._uploads.room(terms.key, nbytes))
+            offload = None
+            if spread is not None:
+                # As late as it can be, because an offload that comes to nothing must be made once more.
+                values = [residual.value for residual in residuals]
+                offload = stack.enter_context(self._attempts.begun(terms.key, spread, values))
+                user = with_attempt(manifest.user, spread, offload.name)
+                manifest = replace(manifest, user=user or {})
             upload = Upload(
                 terms.key,
                 named=named,
@@ -122,9 +135,12 @@ class Transfers:
                 encode=self._taking.take(terms.key, manifest, holding),
                 put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
-                part=draft.part,
+                part=part,
+                attempt=None if offload is None else offload.name,
                 progress=progress,
             )
+            if offload is not None:
+                offload.upload = upload
             self._prefetch.drop(terms.key)
             self._uploads.start(upload)
         return upload

@@ -31,7 +31,7 @@ class Upload:
     A ``queued`` or ``sending`` one is not ``stored`` yet; a ``failed`` one will not be, and a ``withdrawn`` one was deleted
     before.
     ``nbytes`` is the memory that its bytes hold as long as it is pending.
-    With a ``part`` it is that part of the bundle, and other processes have the others.
+    With a ``part`` it is that part of the bundle, other processes have the others, and ``attempt`` is the name of them all.
     ``encode`` makes the bundle, and is called once; ``put`` stores it.
     Attributes change with the lock of ``motion`` held.
     """
@@ -46,9 +46,11 @@ class Upload:
         put: Put,
         motion: Motion,
         part: Part | None = None,
+        attempt: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.key, self.named, self.nbytes, self.part = key, named, nbytes, part
+        self.attempt = attempt
         self.state: State = "queued"
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None

@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import residual_client as rc
-from residual_store.errors import ResidualStoreError
+from residual_store import Store, open_store
+from residual_store.errors import ResidualStoreError, StoreFull
 
 __all__ = ["backward", "forward", "shards_of"]
 
@@ -37,14 +38,14 @@ def _dense(w: Any, x: Any, keys: Any) -> Any:
 _SUMMED = jax.jit(lambda w, x, keys: jax.vjp(_dense, w, x, keys))
 
 
-def forward(devices: Any, *, mapped: bool = False) -> tuple[jax.Array, Any]:
+def forward(devices: Any, *, mapped: bool = False, step: float = 1.0) -> tuple[jax.Array, Any]:
     """Output and VJP object of a layer on a mesh of these devices: a replicated weight, rows of samples, and keys.
 
     ``mapped``: by `jax.shard_map`, with a scalar on each device among the residuals.
     """
     mesh = Mesh(np.array(devices), ("i",), axis_types=(AxisType.Auto,))
     w = _on(mesh, np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4))
-    x = _on(mesh, np.arange(32, dtype=np.float32).reshape(8, 4) / 9, "i")
+    x = _on(mesh, np.arange(32, dtype=np.float32).reshape(8, 4) / 9 * np.float32(step), "i")
     if mapped:
         rows = PartitionSpec("i")
         summed = jax.shard_map(
@@ -81,8 +82,8 @@ def _report(client: rc.Client, key: str, *, mapped: bool) -> dict[str, Any]:
     wanted = shards_of(backward(f_vjp, y))
     handle = client.offload(f_vjp, key)
     restored = client.restore(handle)
-    again = client.restore(client.offload(f_vjp, key, if_exists="replace"))
-    refused = client.offload(f_vjp, key)
+    again = client.restore(client.offload(forward(jax.devices(), mapped=mapped)[1], key, if_exists="replace"))
+    refused = client.offload(forward(jax.devices(), mapped=mapped)[1], key)
     leaves, back = jax.tree.leaves(f_vjp), jax.tree.leaves(restored)
     return {
         "scratch": _said(lambda: client.offload(f_vjp)),
@@ -93,6 +94,39 @@ def _report(client: rc.Client, key: str, *, mapped: bool) -> dict[str, Any]:
         "same gradients": shards_of(backward(restored, y)) == wanted,
         "received": handle.wait().nbytes,
     }
+
+
+class _Refusing:
+    """A store that refuses the first put."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._refused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put(self, *args: Any, **options: Any) -> Any:
+        if not self._refused:
+            self._refused = True
+            raise StoreFull("the first put is refused")
+        return self._store.put(*args, **options)
+
+
+def _repeated(url: str, key: str, *, refused: bool) -> dict[str, Any]:
+    """Two steps under one key, of which one process makes the first twice, because it was ``refused``."""
+    store: Any = _Refusing(open_store(url)) if refused else open_store(url)
+    report: dict[str, Any] = {}
+    with rc.Client(store) as client:
+        steps = [forward(jax.devices(), step=step)[1] for step in (1.0, 2.0)]
+        if refused:
+            lost = client.offload(steps[0], key, if_exists="replace")
+            report["refusal"] = _said(lost.wait)
+            report["another"] = _said(lambda: client.offload(steps[1], key, if_exists="replace"))
+        for name, step in zip(("first", "second"), steps, strict=True):
+            restored = client.restore(client.offload(step, key, if_exists="replace"))
+            report[name] = shards_of(restored) == shards_of(step)
+    return report
 
 
 def main() -> None:
@@ -110,6 +144,7 @@ def main() -> None:
             "layer": _report(client, key, mapped=False),
             "mapped": _report(client, f"{key}-m", mapped=True),
         }
+    report["repeated"] = _repeated(url, f"{key}-r", refused=index == "0")
     print(json.dumps(report), flush=True)
 
 

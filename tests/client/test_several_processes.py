@@ -82,6 +82,17 @@ def test_each_process_gets_its_shards_back(stored: tuple[str, list[dict[str, Any
     assert sizes[0] > sizes[1]
 
 
+def test_an_offload_that_is_repeated_by_one_process_meets_its_own_parts(
+    stored: tuple[str, list[dict[str, Any]]],
+) -> None:
+    """After a failure in one process, the same VJP object is the same step, and another one is refused by name."""
+    _, reports = stored
+    first, other = (report["repeated"] for report in reports)
+    assert first.pop("refusal").startswith("store-full")
+    assert "an earlier offload of 'several/a-r' by this process came to nothing" in first.pop("another")
+    assert first == other == {"first": True, "second": True}
+
+
 def test_one_process_restores_it_on_as_many_devices(stored: tuple[str, list[dict[str, Any]]]) -> None:
     """A mesh of the same shape out of the devices of one process: bit-equal leaves and gradients."""
     url, _ = stored
