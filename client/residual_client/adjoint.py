@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -95,7 +95,16 @@ def eager_adjoint(
 
 
 def _submitting(executor: Executor, adjoint: Callable[[Any, Any], Any]) -> Ask:
-    return lambda x, y_bar: executor.submit(adjoint, x, y_bar)
+    def ask(x: Any, y_bar: Any) -> Future[Any]:
+        try:
+            return executor.submit(adjoint, x, y_bar)
+        except RuntimeError:
+            # It was shut down, and a backward that comes later is to be slow, not wrong.
+            done: Future[Any] = Future()
+            done.set_result(adjoint(x, y_bar))
+            return done
+
+    return ask
 
 
 class EagerAdjoint(ClosedAtExit):

@@ -1,7 +1,8 @@
 """Adjoint requests: adjoints that another process computes, where each request is a bundle and so is its answer.
 
 A request lies at ``<key>/request/<number>`` and holds the two arguments of the adjoint; its answer lies at
-``<key>/answer/<number>`` and holds the floating-point leaves of the gradient, or an error as a label.
+``<key>/answer/<number>-<token>`` and holds the floating-point leaves of the gradient, or an error as a label.
+The token is a random text of the request: numbers start anew with each process, and an answer may come late.
 Whoever deletes the request has claimed it.
 """
 
@@ -9,21 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jax.tree_util import tree_flatten
 
 from residual_client.jax_compat import TreeDef
 from residual_client.pending import Pending
-from residual_client.simulator import is_floating, matching_leaves, name_of
+from residual_client.simulator import check_wide, is_floating, matching_leaves, name_of
 from residual_client.transfer import abstract
 from residual_client.trees import argument_paths, build, describe
 from residual_store.bundle import Bundle
 from residual_store.errors import NotFound, ResidualStoreError
 from residual_store.leaf import Leaf
-from residual_store.manifest import Argument, Manifest
+from residual_store.manifest import Argument, Manifest, UserValue
+from residual_store.stat import digest_of_manifest
 from residual_store.store import Store
 
 __all__ = ["AdjointRequests", "serve_adjoints"]
@@ -49,20 +53,30 @@ class AdjointRequests:
         self._numbers = itertools.count()
 
     def __call__(self, x: Any, y_bar: Any) -> Pending:
-        number = next(self._numbers)
-        request = _request(x, y_bar, self._seconds)
-        self._store.put(_request_key(self._key, number), request, ttl=self._seconds)
-        return _Requested(self._store, self._key, number, tree_flatten(x), self._seconds)
+        number, token = next(self._numbers), secrets.token_hex(8)
+        request = _request(x, y_bar, {"ttl": self._seconds, "token": token})
+        place = _request_key(self._key, number)
+        # What is there is the request of a process that has ended.
+        receipt = self._store.put(place, request, ttl=self._seconds, if_exists="replace")
+        asked = _Asked(place, receipt.digest, _answer_key(self._key, place, token))
+        return _Requested(self._store, asked, tree_flatten(x), self._seconds)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Where a request is, by its digest, and where its answer will be."""
+
+    request: str
+    digest: str
+    answer: str
 
 
 class _Requested:
     """An adjoint that somebody else computes, as `Pending`."""
 
-    def __init__(
-        self, store: Store, key: str, number: int, x: tuple[list[Any], TreeDef], seconds: float
-    ) -> None:
+    def __init__(self, store: Store, asked: _Asked, x: tuple[list[Any], TreeDef], seconds: float) -> None:
         self._store = store
-        self._request, self._answer = _request_key(key, number), _answer_key(key, number)
+        self._asked = asked
         self._x = x
         self._ends = time.monotonic() + seconds
         self._arrived: Bundle | None = None
@@ -71,32 +85,34 @@ class _Requested:
         if self._arrived is None:
             patience = max(self._ends - time.monotonic(), 0.0)
             self._arrived = self._await(patience if timeout is None else min(timeout, patience))
-            self._delete(self._answer)
+            self._delete(self._asked.answer)
         error = self._arrived.manifest.user.get("error")
         if error is not None:
-            raise RuntimeError(f"the adjoint failed in the process that served {self._request!r}: {error}")
+            raise RuntimeError(
+                f"the adjoint failed in the process that served {self._asked.request!r}: {error}"
+            )
         leaves, treedef = self._x
         arrays = (self._arrived.array(leaf.index) for leaf in self._arrived.manifest.leaves)
         return treedef.unflatten([next(arrays) if is_floating(leaf) else None for leaf in leaves])
 
     def _await(self, seconds: float) -> Bundle:
         try:
-            return self._store.get(self._answer, wait=seconds)
+            return self._store.get(self._asked.answer, wait=seconds)
         except NotFound as error:
             raise TimeoutError(
-                f"nobody has answered {self._request!r} in {seconds:.1f} seconds; does serve_adjoints run on {self._store.url}?"
+                f"nobody has answered {self._asked.request!r} in {seconds:.1f} seconds; does serve_adjoints run on {self._store.url}?"
             ) from error
 
     def cancel(self) -> bool:
         if self._arrived is None:
-            self._delete(self._request)
-            self._delete(self._answer)
+            self._delete(self._asked.request, self._asked.digest)
+            self._delete(self._asked.answer)
         return self._arrived is None
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, key: str, digest: str | None = None) -> None:
         """Delete a bundle that would end with its lease anyway."""
         with contextlib.suppress(ResidualStoreError):
-            self._store.delete(key)
+            self._store.delete(key, digest=digest)
 
 
 def serve_adjoints(
@@ -119,19 +135,18 @@ def serve_adjoints(
     >>> serve_adjoints(client, lambda x, y_bar: 2 * x * y_bar, "exp1/adjoints", idle_seconds=0.1)
     0
     """
-    served = 0
-    for name, request in _claimed(client.store, key, idle_seconds):
+    served, requests = 0, _claimed(client.store, key, idle_seconds)
+    while served != most and (claimed := next(requests, None)) is not None:
+        place, request = claimed
+        ttl, token = (request.manifest.user[label] for label in ("ttl", "token"))
         answer = _answer(adjoint, request)
-        ttl = request.manifest.user["ttl"]
-        client.store.put(f"{key}/answer/{name}", answer, ttl=float(ttl), if_exists="replace")
+        client.store.put(_answer_key(key, place, str(token)), answer, ttl=float(ttl))
         served += 1
-        if served == most:
-            break
     return served
 
 
 def _claimed(store: Store, key: str, idle_seconds: float | None) -> Iterator[tuple[str, Bundle]]:
-    """Number and bundle of each request, as it comes, that nobody else has claimed."""
+    """Place and bundle of each request, as it comes, that nobody else has claimed."""
     following, since = 0, time.monotonic()
     while True:
         waiting = store.list(prefix=f"{key}/request/", limit=1).entries
@@ -139,25 +154,28 @@ def _claimed(store: Store, key: str, idle_seconds: float | None) -> Iterator[tup
         try:
             # After a claim by somebody else the next one may have another number, so look again now and then.
             request = store.get(place, wait=min(_LOOK_SECONDS, idle_seconds or _LOOK_SECONDS))
-            store.delete(place)
+            store.delete(place, digest=digest_of_manifest(request.manifest))
         except NotFound:
             if idle_seconds is not None and time.monotonic() - since > idle_seconds:
                 return
             continue
-        name = place.rpartition("/")[2]
-        yield name, request
-        following, since = int(name) + 1, time.monotonic()
+        yield place, request
+        following, since = int(_last(place)) + 1, time.monotonic()
 
 
 def _request_key(key: str, number: int) -> str:
     return f"{key}/request/{number:012}"
 
 
-def _answer_key(key: str, number: int) -> str:
-    return f"{key}/answer/{number:012}"
+def _answer_key(key: str, request: str, token: str) -> str:
+    return f"{key}/answer/{_last(request)}-{token}"
 
 
-def _request(x: Any, y_bar: Any, ttl: float) -> Bundle:
+def _last(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _request(x: Any, y_bar: Any, user: Mapping[str, UserValue]) -> Bundle:
     hosts, treedef = tree_flatten((x, y_bar))
     paths = argument_paths(treedef)
     named = list(zip(paths, map(abstract, hosts), strict=True))
@@ -169,7 +187,7 @@ def _request(x: Any, y_bar: Any, ttl: float) -> Bundle:
         arguments=tuple(Argument(path=path, state="saved", aval=aval) for path, aval in named),
         in_tree=tuple(describe(treedef)),
         created=time.time(),
-        user={"ttl": ttl},
+        user=user,
     )
     return Bundle.encoded(manifest, hosts, identities=list(map(id, hosts)))
 
@@ -178,7 +196,9 @@ def _answer(adjoint: Callable[[Any, Any], Any], request: Bundle) -> Bundle:
     manifest = request.manifest
     x, y_bar = build(manifest.in_tree, [request.array(leaf.index) for leaf in manifest.leaves])
     try:
-        leaves = matching_leaves(adjoint(x, y_bar), x, f"the gradient of {name_of(adjoint)}")
+        what = f"the gradient of {name_of(adjoint)}"
+        leaves = matching_leaves(adjoint(x, y_bar), x, what)
+        check_wide(leaves, x, what)
     except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
         return Bundle.of_arrays({}, user={"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]})
     return Bundle.of_arrays({str(index): leaf for index, leaf in enumerate(leaves)})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,18 +27,20 @@ class _Entry:
     adjoints: Sequence[Pending]
     since: float
     used: bool = False
+    waiting: int = 0
 
 
 class PendingAdjoints:
     """The adjoints of up to ``most`` forwards by key, each for at most ``seconds`` seconds.
 
-    What a backward has used stays until the next forward, so that it can be applied again.
+    What a backward has used stays until the next forward, so that it can be applied again, and until nobody waits for it.
     ``expired`` counts the forwards whose backward did not come in time.
 
     >>> pending = PendingAdjoints(most=2, seconds=60)
     >>> for key in (b"a", b"b", b"c"):
     ...     pending.add(key, [])
-    >>> pending.use(b"a"), pending.use(b"c"), pending.expired
+    >>> with pending.used(b"a") as first, pending.used(b"c") as last:
+    ...     first, last, pending.expired
     (None, [], 1)
     """
 
@@ -61,28 +64,36 @@ class PendingAdjoints:
         _cancel(dropped)
 
     def _over(self, now: float) -> list[_Entry]:
-        dropped = [self._entries.pop(key) for key, entry in list(self._entries.items()) if entry.used]
-        while self._entries:
-            key, oldest = next(iter(self._entries.items()))
-            if len(self._entries) <= self._most and now - oldest.since < self._seconds:
+        idle = {key: entry for key, entry in self._entries.items() if not entry.waiting}
+        dropped = [self._entries.pop(key) for key, entry in idle.items() if entry.used]
+        for key in [key for key, entry in idle.items() if not entry.used]:
+            if len(self._entries) <= self._most and now - self._entries[key].since < self._seconds:
                 break
             dropped.append(self._entries.pop(key))
             self.expired += 1
         return dropped
 
-    def use(self, key: bytes) -> Sequence[Pending] | None:
-        """The adjoints of a forward, or None if they have expired."""
+    @contextlib.contextmanager
+    def used(self, key: bytes) -> Iterator[Sequence[Pending] | None]:
+        """The adjoints of a forward, which nobody cancels meanwhile, or None if they have expired."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None or time.monotonic() - entry.since >= self._seconds:
-                return None
-            entry.used = True
-            return entry.adjoints
+            if entry is not None and time.monotonic() - entry.since >= self._seconds:
+                entry = None
+            if entry is not None:
+                entry.used = True
+                entry.waiting += 1
+        try:
+            yield None if entry is None else entry.adjoints
+        finally:
+            if entry is not None:
+                with self._lock:
+                    entry.waiting -= 1
 
     def clear(self) -> None:
-        """Cancel all."""
+        """Cancel all that nobody waits for."""
         with self._lock:
-            dropped = list(self._entries.values())
+            dropped = [entry for entry in self._entries.values() if not entry.waiting]
             self._entries.clear()
         _cancel(dropped)
 

@@ -28,6 +28,7 @@ __all__ = [
     "aval_of",
     "check_floating",
     "check_real",
+    "check_wide",
     "is_floating",
     "matching_leaves",
     "name_of",
@@ -69,6 +70,16 @@ def check_real(tree: Any, what: str) -> None:
     for path, leaf in tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, np.complexfloating):
             check_floating(leaf, what + keystr(path))
+
+
+def check_wide(gradient: Sequence[Host], x: Any, what: str) -> None:
+    """Raise ValueError for 64-bit leaves whose gradient has less: the process that computed it has cut it."""
+    for host, (path, leaf) in zip(gradient, tree_leaves_with_path(x), strict=False):
+        if is_floating(leaf) and is_floating(host) and host.itemsize < leaf.itemsize == 8:
+            raise ValueError(
+                f"{what}{keystr(path)} is {host.dtype} and should be {leaf.dtype}; switch jax_enable_x64 on where the "
+                "adjoint runs, or give the gradient as float64"
+            )
 
 
 class Simulator:
@@ -124,9 +135,8 @@ class Simulator:
     def finish(self, key: Any, x: Any, y_bar: Any) -> list[Host]:
         """The gradient in the floating-point leaves of ``x``, from the adjoints of ``key`` if they are still there."""
         x, y_bar = _snapshot(x), _snapshot(y_bar)
-        adjoints = self.pending.use(np.asarray(key).tobytes())
-        if adjoints is not None:
-            with contextlib.suppress(CancelledError):
+        with contextlib.suppress(CancelledError), self.pending.used(np.asarray(key).tobytes()) as adjoints:
+            if adjoints is not None:
                 return self._combined(adjoints, y_bar, x)
         with self._started() as started:
             started.append(self._ask(x, y_bar))

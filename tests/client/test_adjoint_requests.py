@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import residual_client as rc
-from tests.servers import Server
+from tests.servers import Server, until
 
 _ROOT = Path(__file__).parents[2]
 
@@ -90,6 +91,74 @@ def test_a_worker_passes_over_what_was_taken_back(client: rc.Client) -> None:
         serving = threads.submit(serve)
         np.testing.assert_allclose(jax.grad(_loss(sine))(at), jnp.sin(2 * at), rtol=2e-6)
         assert serving.result(60) == 1
+
+
+def _cosine(x: Any, y_bar: Any) -> Any:
+    return {"at": np.cos(x["at"]) * y_bar, "unit": None}
+
+
+def test_an_answer_that_comes_late_is_no_answer_to_another_question(client: rc.Client) -> None:
+    """A process that starts anew asks under the same numbers; it gets its own gradients, and requests left are replaced."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(x: Any, y_bar: Any) -> Any:
+        asked.set()
+        assert answered.wait(30)
+        return _cosine(x, y_bar)
+
+    at = jnp.array([0.25])
+    with ThreadPoolExecutor(1) as threads:
+        with _sine(client, "run/sine", timeout=60) as sine:
+            serving = threads.submit(rc.serve_adjoints, client, slow, "run/sine", most=1)
+            jax.vjp(_loss(sine), at)
+            assert asked.wait(30)
+        answered.set()
+        assert serving.result(30) == 1
+    jax.vjp(_loss(_sine(client, "run/sine")), at)
+    assert [name.rpartition("/")[0] for name in _left(client, "run/")] == [
+        "run/sine/answer",
+        "run/sine/request",
+    ]
+    place = "run/sine/request/000000000000"
+    left = client.store.stat(place).digest
+    with _sine(client, "run/sine", timeout=60) as sine, ThreadPoolExecutor(1) as threads:
+        gradient = threads.submit(jax.grad(_loss(sine)), at + 1)
+        until(lambda: client.store.stat(place).digest != left)
+        assert rc.serve_adjoints(client, _cosine, "run/sine", idle_seconds=1) == 1
+        np.testing.assert_allclose(gradient.result(30), jnp.sin(2 * (at + 1)), rtol=2e-6)
+
+
+def test_a_forward_elsewhere_takes_no_request_back_that_is_waited_for(client: rc.Client) -> None:
+    """Nor does a close; the backward in another thread has its gradient as soon as a worker comes."""
+    at = jnp.array([0.25])
+    sine = _sine(client, "run/sine", timeout=60)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(jax.grad(_loss(sine)), at)
+        until(lambda: _left(client, "run/") and sine.pending == 0)
+        jax.vjp(_loss(sine), at + 1)
+        sine.close()
+        assert rc.serve_adjoints(client, _cosine, "run/sine", most=0) == 0
+        assert rc.serve_adjoints(client, _cosine, "run/sine", most=1) == 1
+        np.testing.assert_allclose(waiting.result(30), jnp.sin(2 * at), rtol=2e-6)
+
+
+def test_a_gradient_with_half_of_the_bits_is_refused(client: rc.Client) -> None:
+    """As it comes from a worker whose JAX has 64-bit types off."""
+
+    def cut(x: Any, y_bar: Any) -> Any:
+        return {"at": (np.cos(x["at"]) * y_bar).astype(np.float32), "unit": None}
+
+    with (
+        jax.enable_x64(True),
+        _sine(client, "run/sine", timeout=60) as sine,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        serving = threads.submit(rc.serve_adjoints, client, cut, "run/sine", most=1)
+        with pytest.raises(
+            Exception, match=r"\['at'\] is float32 and should be float64; switch jax_enable_x64 on"
+        ):
+            jax.grad(_loss(sine))(jnp.array([0.25]))
+        assert serving.result(30) == 1
 
 
 def test_the_ways_to_ask_are_not_mixed(client: rc.Client) -> None:
