@@ -14,6 +14,7 @@ from jax.tree_util import tree_flatten
 from residual_client.jax_compat import TreeDef, is_fresh, linearized, trace_context
 from residual_client.linearization import Linearized
 from residual_client.program import Program, lower
+from residual_store.bundle import digest_of
 from residual_store.store import Store
 
 __all__ = ["EagerForwardWarning", "ProgramCache"]
@@ -92,14 +93,15 @@ class ProgramCache:
         return self._by_fingerprint.get(fingerprint) if fingerprint is not None else None
 
     def store(self, program: Program, *, again: bool = False) -> bool:
-        """Store the exported backward unless this process has done so already; false if there is none."""
+        """Store the exported backward unless this process has done so already; false if the store does not have it then."""
         fingerprint, exported = program.fingerprint, program.lowered.exported
         if fingerprint is None or exported is None:
             return False
         if again or fingerprint not in self._stored:
             self._store.put_program(fingerprint, exported)
             self._stored.add(fingerprint)
-        return True
+        # The first program under a fingerprint stays, whoever has put it there.
+        return not again or digest_of(self._store.get_program(fingerprint)) == digest_of(exported)
 
 
 def _identity(vjp: Any) -> Identity:

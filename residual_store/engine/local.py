@@ -188,7 +188,7 @@ class LocalStore(ClosedAtExit):
         stat, existed = self._commits.put(key, bundle, durability, ttl, if_exists)
         self.arrivals.announce(key)
         seconds = {"commit": time.perf_counter() - started}
-        has_program = stat.fingerprint is not None and self._programs.has(stat.fingerprint)
+        has_program = self._programs.has(bundle.manifest)
         return receipt_of(stat, bundle.manifest, existed=existed, has_program=has_program, seconds=seconds)
 
     def lend(self, key: str, nbytes: int) -> Payload | None:

@@ -116,7 +116,7 @@ class Parts:
             fingerprint=whole.fingerprint,
             platforms=whole.platforms,
             no_program=whole.no_program,
-            has_program=whole.fingerprint is not None and self._programs.has(whole.fingerprint),
+            has_program=self._programs.has(whole),
         )
 
     def _done(self, key: str, whole: Manifest, if_exists: IfExists) -> Receipt | None:

@@ -11,6 +11,7 @@ from residual_store.bundle import digest_of
 from residual_store.engine.root import Root
 from residual_store.errors import DataLoss, NotFound, StoreFull
 from residual_store.key import check_fingerprint
+from residual_store.manifest import Manifest
 
 __all__ = ["DurablePrograms", "MemoryPrograms", "Programs"]
 
@@ -24,8 +25,8 @@ class Programs(Protocol):
     def read(self, fingerprint: str) -> bytes:
         """A program; raises `NotFound` or `DataLoss`."""
 
-    def has(self, fingerprint: str) -> bool:
-        """Whether there is a program under this fingerprint."""
+    def has(self, manifest: Manifest) -> bool:
+        """Whether there is the program that a bundle names, and not another one under its fingerprint."""
 
     @property
     def held_bytes(self) -> int:
@@ -59,9 +60,10 @@ class MemoryPrograms:
             raise _missing(fingerprint)
         return found
 
-    def has(self, fingerprint: str) -> bool:
+    def has(self, manifest: Manifest) -> bool:
         with self._lock:
-            return self._find(fingerprint) is not None
+            found = self._find(manifest.fingerprint or "")
+        return found is not None and digest_of(found) == manifest.program
 
     @property
     def held_bytes(self) -> int:
@@ -114,8 +116,9 @@ class DurablePrograms:
             raise DataLoss(f"the program {fingerprint} is damaged; offload once more to store it again")
         return found[16:]
 
-    def has(self, fingerprint: str) -> bool:
-        return self._root.exists(f"programs/{fingerprint}")
+    def has(self, manifest: Manifest) -> bool:
+        fingerprint, program = manifest.fingerprint, manifest.program
+        return bool(fingerprint and program) and self._root.starts(f"programs/{fingerprint}", program or b"")
 
     @property
     def held_bytes(self) -> int:

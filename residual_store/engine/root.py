@@ -73,12 +73,15 @@ class Root:
             found = self._kv.read(path).result()
         return bytes(found.value) if found.state == "value" else None
 
-    def exists(self, path: str) -> bool:
-        """Whether there is a value at a path."""
-        if self.directory is not None:
-            return (self.directory / path).is_file()
-        with told_apart(f"looking for {path}"):
-            return bool(self._kv.list(ts.KvStore.KeyRange(path, path + "\0")).result())
+    def starts(self, path: str, start: bytes) -> bool:
+        """Whether there is a value at a path that starts with these bytes; reads no more of a file."""
+        if self.directory is None:
+            return (self.read(path) or b"").startswith(start)
+        try:
+            with (self.directory / path).open("rb") as file:
+                return file.read(len(start)) == start
+        except OSError:
+            return False
 
     def write(self, path: str, value: bytes) -> None:
         """Set the value at a path, whole or not at all."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from residual_store import Bundle, Manifest, Settings, Store, open_store
+from residual_store.bundle import digest_of
 from residual_store.errors import DataLoss, NotFound, StoreFull, TooLarge
 
 FINGERPRINT = "0f" * 32
@@ -61,6 +62,18 @@ def test_a_program_has_a_largest_size(tmp_path: Path) -> None:
         store.put_program(FINGERPRINT, bytes(10))
 
 
+@pytest.mark.parametrize("url", ["memory://", "file"])
+def test_another_program_under_the_fingerprint_is_not_that_of_the_bundle(tmp_path: Path, url: str) -> None:
+    """The first one stays, whoever has put it there, and the receipt does not take it for the right one."""
+    with open_store(tmp_path.as_uri() if url == "file" else url) as store:
+        bundle = naming(FINGERPRINT, b"program")
+        assert not store.put("run/a", bundle).has_program
+        store.put_program(FINGERPRINT, b"garbage")
+        store.put_program(FINGERPRINT, b"program")
+        assert not store.put("run/a", bundle).has_program
+        assert store.put("run/b", naming(FINGERPRINT, b"garbage")).has_program
+
+
 # In memory, where they have a budget
 
 
@@ -68,9 +81,9 @@ def fingerprint(number: int) -> str:
     return f"{number:064x}"
 
 
-def naming(program: str) -> Bundle:
+def naming(program: str, content: bytes = bytes(25)) -> Bundle:
     """A bundle without leaves that names a program."""
-    return Bundle(manifest=Manifest(fingerprint=program), payloads=())
+    return Bundle(manifest=Manifest(fingerprint=program, program=digest_of(content)), payloads=())
 
 
 def test_programs_in_memory_that_no_bundle_names_make_room() -> None:
@@ -100,7 +113,7 @@ def test_programs_in_memory_that_bundles_name_stay() -> None:
     """One that does not fit beside them is refused with what is missing, and fits once the bundle is gone."""
     with open_store("memory://", settings=Settings(host_bytes=400)) as store:
         store.put_program(fingerprint(0), bytes(60))
-        assert store.put("run/a", naming(fingerprint(0))).has_program
+        assert store.put("run/a", naming(fingerprint(0), bytes(60))).has_program
         with pytest.raises(StoreFull, match=r"leave 40 of 100 bytes free.*host_bytes") as caught:
             store.put_program(fingerprint(1), bytes(41))
         assert caught.value.fields == {"needed_bytes": 41, "free_bytes": 40}
