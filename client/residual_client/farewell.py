@@ -12,7 +12,7 @@ from residual_client.upload import Upload
 
 __all__ = ["Farewell"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("residual_client")
 
 
 class Farewell:
@@ -64,4 +64,6 @@ def _tell(lost: Sequence[Upload], seconds: float) -> None:
         for one in lost
     )
     print(text, file=sys.stderr, flush=True)
-    logging.getLogger("residual_client").error(text)
+    if _logger.hasHandlers():
+        # Else Python itself would write it to stderr once more.
+        _logger.error(text)

@@ -98,6 +98,10 @@ class Handle:
             self.wait()
         return json.dumps({"key": self.key, "digest": self.digest, "fingerprint": self.fingerprint})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As JSON, by `pickle` and `copy`, so the copy is that of another process; raises what `to_json` raises."""
+        return Handle.from_json, (self.to_json(),)
+
     @classmethod
     def from_json(cls, text: str) -> Handle:
         """The handle that `to_json` wrote; raises `InvalidOption`, a ValueError, for other text."""
@@ -105,7 +109,7 @@ class Handle:
             content = json.loads(text)
             key, digest, fingerprint = (content[name] for name in ("key", "digest", "fingerprint"))
         except (ValueError, TypeError, LookupError) as error:
-            raise InvalidOption(f"this is not a handle as to_json writes it: {error}") from error
+            raise InvalidOption(f"this is not a handle as to_json writes it: {error!r}") from error
         if not all(isinstance(value, str | None) for value in (key, digest, fingerprint)) or None in (
             key,
             digest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Offloaded:
     """
 
     handle: Handle
-    args: tuple[Any, ...]
+    args: tuple[Any, ...] = field(repr=False)
 
 
 def offloaded(
@@ -128,6 +128,10 @@ def fwd_and_bwd(
         return y, Offloaded(handle=self.offload(f_vjp), args=missing), *aux
 
     def bwd(residuals: Offloaded, outgrad: Any) -> Any:
+        if not isinstance(residuals, Offloaded):
+            raise TypeError(
+                f"bwd takes the residuals of fwd and then the cotangent, and this is a {type(residuals).__name__}"
+            )
         return apply(self.restore(residuals.handle, args=residuals.args), outgrad)
 
     return fwd, bwd

@@ -58,6 +58,7 @@ def test_a_named_bundle_that_cannot_be_stored_is_named() -> None:
     child = _leave(url, "named", attempts=1)
     assert child.returncode == 0
     assert "these bundles are not stored: 'leaving/a' (Unreachable: 'leaving/a' is not stored" in child.stderr
+    assert child.stderr.count("'leaving/a' is not stored") == 1
 
 
 def test_a_scratch_bundle_is_not_waited_for() -> None:

@@ -93,6 +93,15 @@ def test_argnums_that_name_no_argument_are_refused(argnums: Any, client: rc.Clie
         fwd(W, x, 2.0)
 
 
+def test_arguments_of_the_backward_in_the_wrong_order(client: rc.Client) -> None:
+    """The cotangent is named as what is no residuals, and neither shows whole arrays."""
+    fwd, bwd = client.fwd_and_bwd(jnp.sin, 0)
+    y, residuals = fwd(jnp.ones(3))
+    with pytest.raises(TypeError, match="the residuals of fwd and then the cotangent"):
+        bwd(y, residuals)
+    assert "Array" not in repr(residuals)
+
+
 def test_a_forward_under_jit_is_refused(client: rc.Client) -> None:
     """Its residuals have no values there, and the error says so."""
     fwd, _ = client.fwd_and_bwd(layer, 0)
