@@ -9,11 +9,13 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from residual_client.upload import Upload
 from residual_store.errors import LeafUnavailable
+from residual_store.manifest import Manifest
+from residual_store.parts import ATTEMPT
 
 __all__ = ["KnownOffloads", "Offload"]
 
@@ -22,15 +24,23 @@ _REMEMBERED_KEYS = 65_536
 
 @dataclass(eq=False)
 class Offload:
-    """One offload by its ``name``; the ``leaves`` are weak references, or values where there can be none.
+    """One offload; the ``leaves`` are weak references, or values where there can be none.
+
+    ``name`` is that of the attempt of several processes, None where this one has all.
 
     ``upload`` is what became of it; without one it came to nothing, unless it ``is_being_taken``.
     """
 
-    name: str
-    leaves: Sequence[Any]
+    name: str | None = None
+    leaves: Sequence[Any] = ()
     upload: Upload | None = None
     is_being_taken: bool = True
+
+    def named(self, manifest: Manifest) -> Manifest:
+        """The manifest with the name."""
+        if self.name is None:
+            return manifest
+        return replace(manifest, user={**manifest.user, ATTEMPT: self.name})
 
     @property
     def is_lost(self) -> bool:
@@ -67,8 +77,7 @@ class KnownOffloads:
     """The offloads of each key that can be made once more, and those that came to nothing.
 
     >>> known, array = KnownOffloads(), np.ones(3)
-    >>> known.note("run/a", "name-1", [array])
-    Offload(name='name-1', ...)
+    >>> _ = known.note("run/a", "name-1", [array])
     >>> known.find("run/a", [array]).name, known.find("run/a", [np.ones(3)])
     ('name-1', None)
     """

@@ -86,12 +86,12 @@ def own_blocks(value: Any) -> Iterator[tuple[Start, Any]]:
 
 
 def with_attempt(
-    user: Mapping[str, UserValue] | None, spread: Spread | None, name: str = ""
+    user: Mapping[str, UserValue] | None, spread: Spread | None
 ) -> Mapping[str, UserValue] | None:
-    """The labels of a bundle, with the name of the attempt if there are parts; raises `InvalidOption` for a label that is taken."""
-    if not name and ATTEMPT in (user or {}):
+    """The labels of a bundle, with one for the name of the attempt if there are parts; raises `InvalidOption` for it."""
+    if ATTEMPT in (user or {}):
         raise InvalidOption(f"the label {ATTEMPT!r} is not yours to give; choose another name", option="user")
-    return user if spread is None else {**(user or {}), ATTEMPT: name}
+    return user if spread is None else {**(user or {}), ATTEMPT: ""}
 
 
 class Attempts:
@@ -111,11 +111,15 @@ class Attempts:
         self._whole: OrderedDict[str, int] = OrderedDict()
 
     @contextlib.contextmanager
-    def begun(self, key: str, spread: Spread, leaves: Sequence[Any]) -> Iterator[Offload]:
-        """One offload of a key, which is lost if the block does not end well.
+    def begun(self, key: str, spread: Spread | None, residuals: Sequence[Residual]) -> Iterator[Offload]:
+        """One offload of a key, which is lost if the block does not end well; it has a name if there is a ``spread``.
 
         Raises `LeafUnavailable` if the first process does not answer, or if an earlier offload of the key was lost.
         """
+        if spread is None:
+            yield Offload()
+            return
+        leaves = [residual.value for residual in residuals]
         with self._lock:
             offload = self._offloads.find(key, leaves)
             if offload is None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from residual_client.farewell import Farewell
@@ -20,7 +19,7 @@ from residual_client.prefetch import Prefetch
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.room import Room, WhenFull
-from residual_client.sharding import Attempts, Spread, with_attempt
+from residual_client.sharding import Attempts, Spread
 from residual_client.staging import Staging
 from residual_client.taking import Taking
 from residual_client.transfer import Residual
@@ -119,28 +118,22 @@ class Transfers:
         draft = Draft(program=program, part=part, terms=terms)
         # What waits has a manifest too, which small leaves must not hide.
         nbytes = max(holding.nbytes, _UPLOAD_BYTES + _LEAF_BYTES * len(manifest.leaves))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._uploads.room(terms.key, nbytes))
-            offload = None
-            if spread is not None:
-                # As late as it can be, because an offload that comes to nothing must be made once more.
-                values = [residual.value for residual in residuals]
-                offload = stack.enter_context(self._attempts.begun(terms.key, spread, values))
-                user = with_attempt(manifest.user, spread, offload.name)
-                manifest = replace(manifest, user=user or {})
-            upload = Upload(
+        with (
+            self._uploads.room(terms.key, nbytes),
+            # As late as it can be, because an offload that comes to nothing must be made once more.
+            self._attempts.begun(terms.key, spread, residuals) as offload,
+        ):
+            upload = offload.upload = Upload(
                 terms.key,
                 named=named,
                 nbytes=nbytes,
-                encode=self._taking.take(terms.key, manifest, holding),
+                encode=self._taking.take(terms.key, offload.named(manifest), holding),
                 put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
                 part=part,
-                attempt=None if offload is None else offload.name,
+                attempt=offload.name,
                 progress=progress,
             )
-            if offload is not None:
-                offload.upload = upload
             self._prefetch.drop(terms.key)
             self._uploads.start(upload)
         return upload

@@ -223,7 +223,7 @@ def test_a_handle_deletes_its_own_bundle_alone(url: str, memory_server: Server) 
         second.wait()
         client.delete(first)
         assert client.store.stat("run/own").digest == second.digest
-        travelled = pickle.loads(pickle.dumps(second))  # noqa: S301 - it is ours
+        travelled = pickle.loads(pickle.dumps(second))
         assert travelled.to_json() == second.to_json()
         client.store.put("run/own", noise(8), if_exists="replace")
         client.delete(travelled)
