@@ -64,7 +64,8 @@ class Bundle:
             )
             for index, (name, host) in enumerate(zip(arrays, hosts, strict=True))
         ]
-        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=labels(user, Settings()))
+        given = labels(user, Settings()) if user else {}
+        manifest = Manifest(leaves=tuple(leaves), created=time.time(), user=given)
         return cls.encoded(manifest, hosts, identities=list(map(id, arrays.values())))
 
     @classmethod

@@ -19,7 +19,7 @@ from residual_store.parts import ATTEMPT
 
 __all__ = ["KnownOffloads", "Offload"]
 
-_REMEMBERED_KEYS = 65_536
+_REMEMBERED_KEYS = 1024
 
 
 @dataclass(eq=False)
@@ -84,6 +84,7 @@ class KnownOffloads:
 
     def __init__(self) -> None:
         self._of_key = OrderedDict[str, list[Offload]]()
+        self._lost: set[str] = set()
 
     def find(self, key: str, values: Sequence[Any]) -> Offload | None:
         """The earlier offload with these leaves, if this is it once more; raises `LeafUnavailable` if another one is lost."""
@@ -91,7 +92,7 @@ class KnownOffloads:
         for offload in known:
             if offload.is_of(values):
                 return offload
-        if any(one.is_lost for one in known):
+        if key in self._lost or any(one.is_lost for one in known):
             raise LeafUnavailable(
                 f"an earlier offload of {key!r} by this process came to nothing, and this is another VJP object, so parts "
                 "of two steps could become one bundle; offload that one once more, choose another key, or connect anew in "
@@ -106,5 +107,7 @@ class KnownOffloads:
         others = [one for one in self._of_key.pop(key, ()) if one.is_alive]
         self._of_key[key] = [*others, offload]
         if len(self._of_key) > _REMEMBERED_KEYS:
-            self._of_key.popitem(last=False)
+            oldest, offloads = self._of_key.popitem(last=False)
+            if any(one.is_lost for one in offloads):
+                self._lost.add(oldest)
         return offload
