@@ -109,7 +109,7 @@ class Catalog:
 def already_exists(key: str) -> AlreadyExists:
     """The error for a put that would replace another bundle."""
     return AlreadyExists(
-        f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists='replace', "
-        "or 'same' to accept equal values",
+        f"another bundle is stored under {key!r}; choose another key, delete it, or pass if_exists=replace, "
+        "or if_exists=same to accept equal values",
         key=key,
     )
