@@ -171,7 +171,7 @@ def _existing(url: str, token: str | None) -> Store:
     folder = Path(unquote(urlsplit(url).path))
     if url.startswith("file://") and not folder.is_dir():
         raise InvalidOption(f"there is no directory {folder}, so there is no store at {url}")
-    return open_store(url, token=token)
+    return open_store(url, token=token or None)
 
 
 def _all(store: Store, prefix: str) -> Iterator[Stat]:

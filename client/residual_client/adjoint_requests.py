@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from residual_client.simulator import check_wide, is_floating, matching_leaves, 
 from residual_client.transfer import abstract
 from residual_client.trees import argument_paths, build, describe
 from residual_store.bundle import Bundle
-from residual_store.errors import NotFound, ResidualStoreError
+from residual_store.errors import AlreadyExists, NotFound, ResidualStoreError
 from residual_store.leaf import Leaf
 from residual_store.manifest import Argument, Manifest, UserValue
 from residual_store.stat import digest_of_manifest
@@ -44,7 +45,7 @@ class HasStore(Protocol):
 
 
 class AdjointRequests:
-    """Puts requests below ``key``, which one process and one function must have for themselves; each lives for ``seconds``."""
+    """Puts requests below ``key``, which one function must have for itself; each lives for ``seconds``."""
 
     def __init__(self, store: Store, key: str, *, seconds: float) -> None:
         self._store = store
@@ -53,13 +54,17 @@ class AdjointRequests:
         self._numbers = itertools.count()
 
     def __call__(self, x: Any, y_bar: Any) -> Pending:
-        number, token = next(self._numbers), secrets.token_hex(8)
-        request = _request(x, y_bar, {"ttl": self._seconds, "token": token})
-        place = _request_key(self._key, number)
-        # What is there is the request of a process that has ended.
-        receipt = self._store.put(place, request, ttl=self._seconds, if_exists="replace")
-        asked = _Asked(place, receipt.digest, _answer_key(self._key, place, token))
+        token = secrets.token_hex(8)
+        place, digest = self._put(_request(x, y_bar, {"ttl": self._seconds, "token": token}))
+        asked = _Asked(place, digest, _answer_key(self._key, place, token))
         return _Requested(self._store, asked, tree_flatten(x), self._seconds)
+
+    def _put(self, request: Bundle) -> tuple[str, str]:
+        """Key and digest of a request, under the next number that no other process, alive or not, has taken."""
+        while True:
+            place = _request_key(self._key, next(self._numbers))
+            with contextlib.suppress(AlreadyExists):
+                return place, self._store.put(place, request, ttl=self._seconds).digest
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,15 @@ class _Requested:
         self._x = x
         self._ends = time.monotonic() + seconds
         self._arrived: Bundle | None = None
+        self._arriving = threading.Lock()
 
     def result(self, timeout: float | None = None) -> Any:
-        if self._arrived is None:
-            patience = max(self._ends - time.monotonic(), 0.0)
-            self._arrived = self._await(patience if timeout is None else min(timeout, patience))
-            self._delete(self._asked.answer)
+        # One thread takes the answer, for all that wait for it.
+        with self._arriving:
+            if self._arrived is None:
+                patience = max(self._ends - time.monotonic(), 0.0)
+                self._arrived = self._await(patience if timeout is None else min(timeout, patience))
+                self._delete(self._asked.answer)
         error = self._arrived.manifest.user.get("error")
         if error is not None:
             raise RuntimeError(

@@ -18,6 +18,7 @@ from residual_client.depot import Depot
 from residual_client.explain import explain
 from residual_client.explanation import Explanation
 from residual_client.handle import Handle, Local
+from residual_client.holding import Holding
 from residual_client.jax_compat import trace_state_clean
 from residual_client.offload import Terms, manifest_of
 from residual_client.program_cache import ProgramCache
@@ -149,20 +150,23 @@ class Client(ClosedAtExit):
         terms.check(settings)
         known = check_vjp(vjp, self._programs.linearized)
         residuals = residuals_of(vjp, known, longest_path=settings.max_path_chars)
-        check_readable(residuals)
         spread = spread_of(residuals, None if scratch else key)
-        program = None if scratch else self._programs.of(vjp, known)
         user = with_attempt(user, spread)
-        manifest = manifest_of(
-            vjp, known, residuals, program, key=key, settings=settings, args=args, user=user
-        )
-        check_precision([(leaf.path, leaf.dtype) for leaf in manifest.leaves])
+        with self._attempts.begun(key, spread, residuals) as offload:
+            check_readable(residuals)
+            program = None if scratch else self._programs.of(vjp, known)
+            manifest = offload.named(
+                manifest_of(vjp, known, residuals, program, key=key, settings=settings, args=args, user=user)
+            )
+            check_precision([(leaf.path, leaf.dtype) for leaf in manifest.leaves])
+            holding = Holding.of(residuals, None if spread is None else spread.part)
+            offload.upload = self._transfers.take(
+                manifest, holding, program, terms, named=not scratch, progress=progress
+            )
         local = Local(
             treedef=tree_structure(vjp),
             placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
-            upload=self._transfers.take(
-                manifest, residuals, program, terms, spread=spread, named=not scratch, progress=progress
-            ),
+            upload=offload.upload,
             number=number,
         )
         handle = Handle(
@@ -170,7 +174,7 @@ class Client(ClosedAtExit):
             fingerprint=manifest.fingerprint,
             scratch=scratch,
             local=local,
-            known_digest=local.upload.attempt,
+            known_digest=offload.name,
         )
         if scratch:
             self._has_scratch = True

@@ -32,5 +32,5 @@ def connect(
     if url is None:
         url = os.environ.get("RESIDUAL_STORE_URL") or "memory://"
     if token is None and url.partition("://")[0] in ("http", "https", "unix"):
-        token = os.environ.get("RESIDUAL_STORE_TOKEN")
+        token = os.environ.get("RESIDUAL_STORE_TOKEN") or None
     return Client(open_store(url, token=token, settings=settings), when_full=when_full)

@@ -67,9 +67,6 @@ __all__ = [
 NotNeeded = _api.NotNeeded
 NotSaveable = _api.NotSaveable
 
-_STRING_OR_SYMBOL = re.compile(r'"[^"]*"|@"[^"]*"|@[\w.$-]+')
-"""In the text of a module, where quotes within a string are written as their number."""
-
 type TreeDef = Any
 """A pytree structure; JAX does not type its methods."""
 
@@ -214,10 +211,15 @@ def without_locations(text: str) -> str:
 def _text_of(module: Any) -> str:
     """The text without locations, and with inner functions numbered, whatever their author has called them."""
     functions = [one for one in module.body.operations if one.operation.name == "func.func"]
-    symbols = [str(_ir.FlatSymbolRefAttr.get(one.attributes["sym_name"].value)) for one in functions]
-    numbered = {name: f"@inner_{number}" for number, name in enumerate(symbols) if name != "@main"}
-    text = module.operation.get_asm(enable_debug_info=False)
-    return _STRING_OR_SYMBOL.sub(lambda found: numbered.get(found[0], found[0]), text)
+    names = [one.attributes["sym_name"].value for one in functions]
+    numbered = [name if name == "main" else f"inner_{number}" for number, name in enumerate(names)]
+    # First names that are longer than any, so that no two functions ever have one.
+    aside = [name if name == "main" else "_" * max(map(len, names)) + f"_{name}" for name in names]
+    for before, after in ((names, aside), (aside, numbered)) if names != numbered else ():
+        for function, old, new in zip(functions, before, after, strict=True):
+            _ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)
+            _ir.SymbolTable.set_symbol_name(function, new)
+    return str(module.operation.get_asm(enable_debug_info=False))
 
 
 def stripped(program: export.Exported) -> export.Exported:

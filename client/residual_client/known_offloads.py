@@ -1,16 +1,16 @@
-"""Known offloads: those of a key whose arrays are still there, by which one that is made once more is known.
+"""Known offloads: those of a key that are not stored yet or never will be, by which one that is made once more is known.
 
 Each process counts the offloads of a key by itself, and parts with equal counts become one bundle.
-So an offload that is repeated after a failure, in one process alone, must not count again, or parts of two steps would meet.
+So an offload that one process alone repeats after a failure must not count again, or parts of two steps would meet.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+import jax
 
 from residual_client.upload import Upload
 from residual_store.errors import LeafUnavailable
@@ -19,95 +19,97 @@ from residual_store.parts import ATTEMPT
 
 __all__ = ["KnownOffloads", "Offload"]
 
-_REMEMBERED_KEYS = 1024
-
 
 @dataclass(eq=False)
 class Offload:
-    """One offload; the ``leaves`` are weak references, or values where there can be none.
+    """One offload of a key, from its call on.
 
     ``name`` is that of the attempt of several processes, None where this one has all.
-
+    ``arrays`` are its leaves that are arrays of JAX, which nobody can change.
     ``upload`` is what became of it; without one it came to nothing, unless it ``is_being_taken``.
     """
 
+    key: str = ""
     name: str | None = None
-    leaves: Sequence[Any] = ()
+    arrays: Sequence[weakref.ref[jax.Array]] = ()
+    manifest: Manifest | None = None
     upload: Upload | None = None
     is_being_taken: bool = True
 
-    def named(self, manifest: Manifest) -> Manifest:
-        """The manifest with the name."""
-        if self.name is None:
-            return manifest
-        return replace(manifest, user={**manifest.user, ATTEMPT: self.name})
-
     @property
     def is_lost(self) -> bool:
-        """Whether its part is not in the store, and nobody is about to put it there."""
+        """Whether its part may not be in the store, and somebody was or will be told so."""
         if self.upload is None:
             return not self.is_being_taken
-        return self.upload.state == "failed"
+        return self.upload.state == "failed" or self.upload.was_given_up
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it can be made once more."""
-        return not any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in self.leaves)
+    def is_settled(self) -> bool:
+        """Whether it is stored, or was deleted before, and can be forgotten."""
+        return self.upload is not None and not self.upload.pending and not self.is_lost
 
-    def is_of(self, values: Sequence[Any]) -> bool:
-        """Whether these are its leaves, the very same arrays."""
-        pairs = zip(self.leaves, values, strict=False)
-        return len(self.leaves) == len(values) and all(_is_same(leaf, value) for leaf, value in pairs)
+    def is_of(self, values: Sequence[object]) -> bool:
+        """Whether these have the very same arrays."""
+        arrays = [value for value in values if isinstance(value, jax.Array)]
+        return len(self.arrays) == len(arrays) and all(
+            known() is array for known, array in zip(self.arrays, arrays, strict=True)
+        )
+
+    def named(self, manifest: Manifest) -> Manifest:
+        """The manifest with the name; raises `LeafUnavailable` if this is another VJP object than that of the first call."""
+        if self.name is None:
+            return manifest
+        named = replace(manifest, user={**manifest.user, ATTEMPT: self.name})
+        if self.manifest is not None and replace(named, created=0.0) != replace(self.manifest, created=0.0):
+            raise _another(self.key)
+        self.manifest = named
+        return named
 
 
-def _is_same(leaf: Any, value: Any) -> bool:
-    if isinstance(leaf, weakref.ref):
-        return leaf() is value
-    return type(leaf) is type(value) and bool(leaf == value)
-
-
-def _referred(value: Any) -> Any:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
+def _another(key: str) -> LeafUnavailable:
+    return LeafUnavailable(
+        f"an earlier offload of {key!r} by this process came to nothing, and this is another VJP object, so parts of two "
+        "steps could become one bundle; offload that one once more, choose another key, or connect anew in every process",
+        key=key,
+    )
 
 
 class KnownOffloads:
-    """The offloads of each key that can be made once more, and those that came to nothing.
+    """The offloads of each key that are not settled.
 
-    >>> known, array = KnownOffloads(), np.ones(3)
-    >>> _ = known.note("run/a", "name-1", [array])
-    >>> known.find("run/a", [array]).name, known.find("run/a", [np.ones(3)])
-    ('name-1', None)
+    >>> known, array = KnownOffloads(), jnp.ones(3)
+    >>> offload = known.note("run/a", "name-1", [array])
+    >>> offload.is_being_taken = False
+    >>> known.lost("run/a", [array]).name
+    'name-1'
     """
 
     def __init__(self) -> None:
-        self._of_key = OrderedDict[str, list[Offload]]()
-        self._lost: set[str] = set()
+        self._of_key: dict[str, list[Offload]] = {}
 
-    def find(self, key: str, values: Sequence[Any]) -> Offload | None:
-        """The earlier offload with these leaves, if this is it once more; raises `LeafUnavailable` if another one is lost."""
-        known = [one for one in self._of_key.get(key, ()) if one.is_lost or one.is_alive]
-        for offload in known:
+    def lost(self, key: str, values: Sequence[object]) -> Offload | None:
+        """The lost offload of a key that is made once more, or None if none is lost.
+
+        Raises `LeafUnavailable` if it is another one that is made now.
+        """
+        lost = [one for one in self._of_key.get(key, ()) if one.is_lost]
+        for offload in lost:
             if offload.is_of(values):
                 return offload
-        if key in self._lost or any(one.is_lost for one in known):
-            raise LeafUnavailable(
-                f"an earlier offload of {key!r} by this process came to nothing, and this is another VJP object, so parts "
-                "of two steps could become one bundle; offload that one once more, choose another key, or connect anew in "
-                "every process",
-                key=key,
-            )
+        if lost:
+            raise _another(key)
         return None
 
-    def note(self, key: str, name: str, values: Sequence[Any]) -> Offload:
+    def note(self, key: str, name: str, values: Sequence[object]) -> Offload:
         """Remember a new one."""
-        offload = Offload(name, [_referred(value) for value in values])
-        others = [one for one in self._of_key.pop(key, ()) if one.is_alive]
-        self._of_key[key] = [*others, offload]
-        if len(self._of_key) > _REMEMBERED_KEYS:
-            oldest, offloads = self._of_key.popitem(last=False)
-            if any(one.is_lost for one in offloads):
-                self._lost.add(oldest)
+        self._forget_settled()
+        arrays = [weakref.ref(value) for value in values if isinstance(value, jax.Array)]
+        offload = Offload(key=key, name=name, arrays=arrays)
+        self._of_key.setdefault(key, []).append(offload)
         return offload
+
+    def _forget_settled(self) -> None:
+        for key, offloads in list(self._of_key.items()):
+            offloads[:] = [one for one in offloads if not one.is_settled]
+            if not offloads:
+                del self._of_key[key]

@@ -97,8 +97,8 @@ def with_attempt(
 class Attempts:
     """Names for the offloads of one client, equal in all processes that make them together, and never used again.
 
-    The processes agree once on a random text, and each counts how many VJP objects were offloaded under a key; so parts of a
-    run that was started anew, or of an earlier step under the same key, never become one bundle with newer ones.
+    The processes agree once on a random text, and each counts how often a key was offloaded, repetitions after a failure aside; so
+    parts of a run that was started anew, or of an earlier step under the same key, never become one bundle with newer ones.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -108,6 +108,7 @@ class Attempts:
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._floor = 0
         self._offloads = KnownOffloads()
+        self._numbers: dict[str, int] = {}
         self._whole: OrderedDict[str, int] = OrderedDict()
 
     @contextlib.contextmanager
@@ -119,11 +120,12 @@ class Attempts:
         if spread is None:
             yield Offload()
             return
-        leaves = [residual.value for residual in residuals]
+        values = [residual.value for residual in residuals]
         with self._lock:
-            offload = self._offloads.find(key, leaves)
+            offload = self._offloads.lost(key, values)
             if offload is None:
-                offload = self._offloads.note(key, self._next(key, spread), leaves)
+                offload = self._offloads.note(key, self._next(key, spread), values)
+            offload.upload, offload.is_being_taken = None, True
         try:
             yield offload
         finally:
@@ -142,7 +144,10 @@ class Attempts:
 
     def _agreed(self, spread: Spread) -> str:
         name = "residual-store/" + "-".join(map(str, spread.processes))
-        client = counted(f"{name}/clients-of/{jax.process_index()}")
+        # Once, however often this fails: the others look for this number.
+        client = self._numbers.get(name)
+        if client is None:
+            client = self._numbers[name] = counted(f"{name}/clients-of/{jax.process_index()}")
         proposal = secrets.token_hex(8) if spread.part.index == 0 else None
         seconds = self._settings.max_wait_seconds
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from residual_client.farewell import Farewell
@@ -19,10 +19,9 @@ from residual_client.prefetch import Prefetch
 from residual_client.program import Program
 from residual_client.program_cache import ProgramCache
 from residual_client.room import Room, WhenFull
-from residual_client.sharding import Attempts, Spread
+from residual_client.sharding import Attempts
 from residual_client.staging import Staging
 from residual_client.taking import Taking
-from residual_client.transfer import Residual
 from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
@@ -104,34 +103,26 @@ class Transfers:
     def take(
         self,
         manifest: Manifest,
-        residuals: Sequence[Residual],
+        holding: Holding,
         program: Program | None,
         terms: Terms,
         *,
-        spread: Spread | None,
         named: bool,
         progress: Progress | None,
     ) -> Upload:
         """Take the bytes of residuals that have been checked, and have them stored."""
-        part = None if spread is None else spread.part
-        holding = Holding.of(residuals, part)
-        draft = Draft(program=program, part=part, terms=terms)
         # What waits has a manifest too, which small leaves must not hide.
         nbytes = max(holding.nbytes, _UPLOAD_BYTES + _LEAF_BYTES * len(manifest.leaves))
-        with (
-            self._uploads.room(terms.key, nbytes),
-            # As late as it can be, because an offload that comes to nothing must be made once more.
-            self._attempts.begun(terms.key, spread, residuals) as offload,
-        ):
-            upload = offload.upload = Upload(
+        with self._uploads.room(terms.key, nbytes):
+            draft = Draft(program=program, part=holding.places.part, terms=terms)
+            upload = Upload(
                 terms.key,
                 named=named,
                 nbytes=nbytes,
-                encode=self._taking.take(terms.key, offload.named(manifest), holding),
+                encode=self._taking.take(terms.key, manifest, holding),
                 put=partial(draft.put, self._known_leaves, self._programs),
                 motion=self._motion,
-                part=part,
-                attempt=offload.name,
+                part=draft.part,
                 progress=progress,
             )
             self._prefetch.drop(terms.key)
@@ -250,6 +241,7 @@ class Transfers:
             try:
                 return get()
             except Busy as error:
+                self._prefetch.clear()
                 waited = time.monotonic() - started
                 if waited > self._motion.limit:
                     raise Busy(f"{key!r}: {error.detail}; {_HELD}", **{**error.fields, "key": key}) from error

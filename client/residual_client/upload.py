@@ -31,7 +31,7 @@ class Upload:
     A ``queued`` or ``sending`` one is not ``stored`` yet; a ``failed`` one will not be, and a ``withdrawn`` one was deleted
     before.
     ``nbytes`` is the memory that its bytes hold as long as it is pending.
-    With a ``part`` it is that part of the bundle, other processes have the others, and ``attempt`` is the name of them all.
+    With a ``part`` it is that part of the bundle, and other processes have the others.
     ``encode`` makes the bundle, and is called once; ``put`` stores it.
     Attributes change with the lock of ``motion`` held.
     """
@@ -46,11 +46,9 @@ class Upload:
         put: Put,
         motion: Motion,
         part: Part | None = None,
-        attempt: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.key, self.named, self.nbytes, self.part = key, named, nbytes, part
-        self.attempt = attempt
         self.state: State = "queued"
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
@@ -58,6 +56,8 @@ class Upload:
         """Whether somebody was told that it failed."""
         self.is_doomed = False
         """Whether it is to be deleted as soon as it is stored."""
+        self.was_given_up = False
+        """Whether somebody was told that it stalled, and may do without it."""
         self._moved, self._total, self._moved_at = 0, nbytes, 0.0
         self._encode: Callable[[], Bundle] | None = encode
         self._put: Put | None = put
@@ -155,6 +155,7 @@ class Upload:
 
     def stalled(self) -> TransferStalled:
         """The error of those who wait for it in vain."""
+        self.was_given_up = True
         phase = self.phase
         sent = f" ({self._moved} of {self._total} bytes)" if phase == "sending" else ""
         return TransferStalled(

@@ -228,8 +228,10 @@ class Uploads:
         self._motion.wait_while(lambda: self._pending or self._deleting, self._stalled)
 
     def _stalled(self) -> TransferStalled:
-        for uploads in self._pending.values():
-            return uploads[0].stalled()
+        # Of each of them, because somebody may do without any.
+        stalled = [upload.stalled() for uploads in self._pending.values() for upload in uploads]
+        if stalled:
+            return stalled[0]
         key, limit = self._deleting[0], self._motion.limit
         return TransferStalled(
             f"{key!r} is not deleted, and nothing moved for {limit:g} s, the limit stall_seconds",

@@ -226,6 +226,23 @@ def test_names_of_inner_functions_are_no_part_of_a_program(client: rc.Client, na
             client.restore(key, like=model(names, back))
 
 
+def test_the_target_of_a_custom_call_is_no_name_of_a_function(client: rc.Client) -> None:
+    """It tells two programs apart, also where the function around the call is called like it."""
+
+    def calling(target: str) -> Any:
+        def call(x: Any, g: Any) -> Any:
+            return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))(x, g)
+
+        call.__name__ = call.__qualname__ = target
+        rule = jax.custom_vjp(lambda x: x * 2)
+        rule.defvjp(lambda x: (x * 2, x), lambda x, g: (jax.jit(call)(x, g),))
+        return jax.jit(lambda x: jax.vjp(rule, x)[1])(ramp())
+
+    client.offload(calling("add_bwd"), "run/call").wait()
+    with pytest.raises(ProgramMismatch):
+        client.restore("run/call", like=calling("mul_bwd"))
+
+
 def test_a_program_is_that_of_the_settings_at_its_offload(client: rc.Client) -> None:
     """A rule is traced when it is applied, so one VJP object has another program where 64-bit types are on."""
 

@@ -1,4 +1,4 @@
-"""Known offloads: what is the same offload once more, and what is refused after one that came to nothing."""
+"""Known offloads: which is a lost one once more, and what is refused after one that was lost."""
 
 from __future__ import annotations
 
@@ -10,37 +10,74 @@ import numpy as np
 import pytest
 
 from residual_client.known_offloads import KnownOffloads, Offload
+from residual_client.motion import Motion
+from residual_client.upload import State, Upload
+from residual_store import Bundle, Manifest
 from residual_store.errors import LeafUnavailable
 
 
-def _begun(known: KnownOffloads, key: str, name: str, leaves: list[Any], *, lost: bool) -> Offload:
-    offload = known.note(key, name, leaves)
-    offload.is_being_taken = not lost
+def _noted(known: KnownOffloads, leaves: list[Any], state: State | None) -> Offload:
+    """An offload that has become an upload in this state, or none."""
+    offload = known.note("run/a", "name-1", leaves)
+    offload.is_being_taken = False
+    if state is not None:
+        offload.upload = _upload()
+        offload.upload.state = state
     return offload
 
 
-def test_the_same_arrays_are_the_same_offload_and_others_with_equal_values_are_not() -> None:
-    """Arrays of JAX and numpy by identity, numbers by their value and type; whatever has become of it."""
-    leaves = [jnp.ones(3), np.ones(3), 2, 1.0]
-    for lost in (True, False):
-        known = KnownOffloads()
-        offload = _begun(known, "run/a", "name", leaves, lost=lost)
-        assert known.find("run/a", list(leaves)) is offload
-        assert known.find("run/b", leaves) is None
-    for other in ([jnp.ones(3), *leaves[1:]], [*leaves[:3], 1], leaves[:3], [*leaves, 1]):
-        assert known.find("run/a", other) is None
+def _upload() -> Upload:
+    def put(bundle: Bundle, moved: Any) -> Any:
+        raise NotImplementedError
+
+    return Upload(
+        "run/a", named=True, nbytes=1, encode=lambda: Bundle.of_arrays({}), put=put, motion=Motion(limit=1)
+    )
 
 
-def test_after_a_lost_one_no_other_is_taken_under_its_key() -> None:
-    """Not even when its arrays are gone, or many keys later; other keys are."""
-    known, array = KnownOffloads(), jnp.ones(3)
-    _begun(known, "run/a", "name", [array], lost=True)
-    with pytest.raises(LeafUnavailable, match="'run/a' by this process came to nothing"):
-        known.find("run/a", [jnp.ones(3)])
-    del array
+@pytest.mark.parametrize("state", [None, "failed"])
+def test_a_lost_one_is_known_by_its_arrays(state: State | None) -> None:
+    """By identity and not by value, and whatever else is among its leaves."""
+    known, leaves = KnownOffloads(), [jnp.ones(3), np.ones(3), 2, jnp.zeros(2)]
+    offload = _noted(known, leaves, state)
+    assert known.lost("run/a", [leaves[0], np.zeros(3), 3, leaves[3]]) is offload
+    assert known.lost("run/b", [jnp.ones(3)]) is None
+    for other in ([jnp.ones(3), *leaves[1:]], leaves[:3], [*leaves, jnp.ones(1)], [leaves[3], leaves[0]]):
+        with pytest.raises(LeafUnavailable, match="'run/a' by this process came to nothing"):
+            known.lost("run/a", other)
+
+
+@pytest.mark.parametrize("state", ["queued", "sending", "stored", "withdrawn"])
+def test_one_that_is_not_lost_stands_in_nobodys_way(state: State) -> None:
+    """The same arrays are the next offload then, in every process alike; lost is what somebody was told to have stalled."""
+    known, leaves = KnownOffloads(), [jnp.ones(3)]
+    offload = _noted(known, leaves, state)
+    assert known.lost("run/a", leaves) is None
+    assert offload.upload is not None
+    offload.upload.stalled()
+    assert known.lost("run/a", leaves) is offload
+
+
+def test_one_that_is_lost_late_is_not_forgotten() -> None:
+    """Its arrays may be gone and many others offloaded since; once it is stored it is."""
+    known = KnownOffloads()
+    offload = _noted(known, [jnp.ones(3)], "sending")
     gc.collect()
     for number in range(2000):
-        assert known.find(f"run/{number}", [number]) is None
-        _begun(known, f"run/{number}", "name", [jnp.ones(1)], lost=False)
+        known.note(f"run/{number}", "name", [jnp.ones(1)])
+    assert offload.upload is not None
+    offload.upload.state = "failed"
     with pytest.raises(LeafUnavailable, match="'run/a'"):
-        known.find("run/a", [jnp.ones(3)])
+        known.lost("run/a", [jnp.ones(3)])
+    offload.upload.state = "stored"
+    assert known.lost("run/a", [jnp.ones(3)]) is None
+
+
+def test_the_same_arrays_in_another_program_are_another_offload() -> None:
+    """What the manifest says must be what it was, but for the time."""
+    known = KnownOffloads()
+    offload = _noted(known, [jnp.ones(3)], None)
+    assert offload.named(Manifest(function="f", created=1.0)).user == {"residual-store.attempt": "name-1"}
+    assert offload.named(Manifest(function="f", created=2.0)).function == "f"
+    with pytest.raises(LeafUnavailable, match="'run/a'"):
+        offload.named(Manifest(function="g"))
