@@ -168,6 +168,7 @@ class Client(ClosedAtExit):
             placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
             upload=offload.upload,
             number=number,
+            created=manifest.created,
         )
         handle = Handle(
             key=key,

@@ -21,12 +21,16 @@ __all__ = ["Handle", "Local"]
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """What only the process that made the offload has: the treedef, where each leaf was, the upload, and its number."""
+    """What only the process that made the offload has.
+
+    That is the treedef, where each leaf was, the upload, its number, and when the manifest was ``created``.
+    """
 
     treedef: Any
     placements: Sequence[Sharding | None]
     upload: Upload
     number: int
+    created: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

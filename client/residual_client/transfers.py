@@ -26,7 +26,7 @@ from residual_client.upload import Progress, Upload
 from residual_client.uploads import Uploads
 from residual_client.workers import Workers
 from residual_store.bundle import Bundle
-from residual_store.errors import BundleReplaced, Busy, NotFound, RequestRefused
+from residual_store.errors import BundleReplaced, Busy, NotFound, RequestRefused, StoreUnavailable
 from residual_store.manifest import Manifest
 from residual_store.segments import SegmentPool
 from residual_store.stat import digest_of_manifest
@@ -160,6 +160,14 @@ class Transfers:
             self._uploads.withdraw(handle.key, upload)
         if handle.state == "stored":
             self._store.delete(handle.key, digest=self._digest(handle))
+        elif upload is not None and isinstance(upload.error, StoreUnavailable):
+            self._delete_if_stored(handle)
+
+    def _delete_if_stored(self, handle: Handle) -> None:
+        """Delete what an upload has stored without knowing it, because the answer was lost."""
+        manifest = self._store.manifest(handle.key)
+        if handle.local is not None and manifest.created == handle.local.created:
+            self._store.delete(handle.key, digest=digest_of_manifest(manifest))
 
     def _digest(self, handle: Handle) -> str:
         """That of the stored bundle, which the handle of one of several processes does not know."""

@@ -144,6 +144,7 @@ class Upload:
         with self._motion.changed:
             self._motion.wait_while(lambda: self.pending, self.stalled, last=self._last_moved)
             if self.receipt is not None:
+                self.was_given_up = False
                 return self.receipt
             self.is_told = True
         if self.error is not None:

@@ -12,8 +12,10 @@ import pytest
 from residual_client.known_offloads import KnownOffloads, Offload
 from residual_client.motion import Motion
 from residual_client.upload import State, Upload
-from residual_store import Bundle, Manifest
+from residual_store import Bundle, Manifest, Receipt
 from residual_store.errors import LeafUnavailable
+
+_RECEIPT = Receipt(key="run/a", leaves=1, array_nbytes=1, nbytes=1, tier="host", durability="host")
 
 
 def _noted(known: KnownOffloads, leaves: list[Any], state: State | None) -> Offload:
@@ -56,6 +58,19 @@ def test_one_that_is_not_lost_stands_in_nobodys_way(state: State) -> None:
     assert offload.upload is not None
     offload.upload.stalled()
     assert known.lost("run/a", leaves) is offload
+
+
+def test_one_that_stalled_and_was_stored_is_not_lost() -> None:
+    """Whoever waits for it once more is told so."""
+    known, leaves = KnownOffloads(), [jnp.ones(3)]
+    offload = _noted(known, leaves, "sending")
+    upload = offload.upload
+    assert upload is not None
+    upload.stalled()
+    upload.state, upload.receipt = "stored", _RECEIPT
+    assert known.lost("run/a", leaves) is offload
+    assert upload.wait() is _RECEIPT
+    assert known.lost("run/a", leaves) is None
 
 
 def test_one_that_is_lost_late_is_not_forgotten() -> None:

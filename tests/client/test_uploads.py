@@ -232,6 +232,26 @@ def test_a_handle_deletes_its_own_bundle_alone(url: str, memory_server: Server) 
         assert client.store.list(prefix="run/own").entries == ()
 
 
+def test_a_bundle_whose_answer_was_lost_is_deleted_by_its_handle() -> None:
+    """The upload has failed as far as it knows; what somebody else has put there stays."""
+
+    class Losing(Gated):
+        def put(self, key: str, bundle: Bundle, **terms: Any) -> Receipt:
+            self._store.put(key, bundle, **terms)
+            raise Unreachable("the answer was lost")
+
+    inner = open_store("memory://")
+    with rc.Client(Losing(inner)) as client:  # type: ignore[arg-type]
+        first, second = client.offload(_vjp(1), "run/a"), client.offload(_vjp(2), "run/b")
+        for handle in (first, second):
+            with pytest.raises(Unreachable):
+                handle.wait()
+        inner.put("run/b", noise(8), if_exists="replace")
+        client.delete(first)
+        client.delete(second)
+        assert [(stat.key, stat.nbytes) for stat in client.store.list().entries] == [("run/b", 8)]
+
+
 # Limits
 
 
