@@ -153,7 +153,7 @@ def _load(program: bytes, manifest: Manifest, key: str) -> Call:
     if digest_of(program) != manifest.program:
         raise ProgramMismatch(
             f"the program stored under the fingerprint of {key!r} is not the one that the bundle was stored with; "
-            "somebody has put it there first, and it was neither read nor run; restore the bundle with like= from the source"
+            "it was neither read nor run; somebody has put it there first, so restore the bundle with like= from the source"
         )
     try:
         exported = export.deserialize(bytearray(program))

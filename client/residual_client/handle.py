@@ -102,10 +102,6 @@ class Handle:
             self.wait()
         return json.dumps({"key": self.key, "digest": self.digest, "fingerprint": self.fingerprint})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As JSON, by `pickle` and `copy`, so the copy is that of another process; raises what `to_json` raises."""
-        return Handle.from_json, (self.to_json(),)
-
     @classmethod
     def from_json(cls, text: str) -> Handle:
         """The handle that `to_json` wrote; raises `InvalidOption`, a ValueError, for other text."""

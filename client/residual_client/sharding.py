@@ -64,7 +64,8 @@ def spread_of(residuals: Sequence[Residual], key: str | None) -> Spread | None:
 
 
 def _is_spread(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not value.is_fully_addressable
+    is_there = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_there and not value.is_fully_addressable
 
 
 def own_blocks(value: Any) -> Iterator[tuple[Start, Any]]:

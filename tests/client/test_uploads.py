@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -223,8 +222,7 @@ def test_a_handle_deletes_its_own_bundle_alone(url: str, memory_server: Server) 
         second.wait()
         client.delete(first)
         assert client.store.stat("run/own").digest == second.digest
-        travelled = pickle.loads(pickle.dumps(second))
-        assert travelled.to_json() == second.to_json()
+        travelled = rc.Handle.from_json(second.to_json())
         client.store.put("run/own", noise(8), if_exists="replace")
         client.delete(travelled)
         assert client.store.stat("run/own").nbytes == 8
