@@ -222,9 +222,14 @@ def _memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
+def _fits(value: object, kind: type) -> bool:
+    """Whether a value is a finite number of 0 or more, and a whole one for a setting that is."""
+    is_number = isinstance(value, int) or (kind is float and isinstance(value, float))
+    return is_number and 0 <= value < math.inf  # type: ignore[operator]
+
+
 def _check(name: str, value: object, kind: type) -> None:
-    is_number = isinstance(value, int | float) and (kind is float or isinstance(value, int))
-    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
+    if not _fits(value, kind):
         raise InvalidOption(
             f"{name} is {value!r}; it must be a finite {kind.__name__} of 0 or more", option=name
         )
@@ -234,8 +239,8 @@ def _number(name: str, text: str, kind: type) -> float:
     try:
         value: float = kind(text.replace("_", ""))
     except ValueError:
-        value = -1
-    if not 0 <= value < math.inf:
+        value = math.nan
+    if not _fits(value, kind):
         raise InvalidOption(
             f"RESIDUAL_STORE_{name.upper()} is {text!r}; it must be a finite {kind.__name__} of 0 or more",
             option=name,
