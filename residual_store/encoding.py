@@ -18,9 +18,10 @@ __all__ = ["Encoded", "decode", "encode_all"]
 
 type Host = npt.NDArray[np.generic]
 
-_LITTLE = "<=|" if sys.byteorder == "little" else "<|"
+_IS_LITTLE = sys.byteorder == "little"
 _LITTLE_DTYPES = {name: dtype.newbyteorder("<") for name, dtype in DTYPES.items()}
 _BYTE = np.dtype(np.uint8)
+_REPEATED = ("raw", "tiled")
 _NOTHING = np.empty(0, _BYTE)
 _DIGESTED_AT_ONCE = 4096
 """Bytes up to which a digest costs no more than a sample."""
@@ -50,14 +51,13 @@ def encode_all(hosts: Sequence[Host], identities: Sequence[int], *, tiles: Seque
         if source != index and _same_layout(host, hosts[source]):
             done.append(_alias(source, done[source], same_array=True))
             continue
-        encoding, payload = _encode(host, count, repetitions)
-        is_small = payload.size <= _DIGESTED_AT_ONCE
-        digest = digest_of(payload) if is_small else NO_DIGEST
+        one = _encode(host, count, repetitions)
         twin = None
-        if encoding in ("raw", "tiled") and payload.size:
-            twin = repetitions.find(index, payload, (host.nbytes, digest if is_small else sample_of(payload)))
+        if one.encoding in _REPEATED and host.nbytes:
+            sample = sample_of(one.payload) if one.digest is NO_DIGEST else one.digest
+            twin = repetitions.find(index, one.payload, host.nbytes, sample)
         if twin is None:
-            done.append(Encoded(encoding, payload, digest))
+            done.append(one)
         else:
             first_of[identity] = twin
             done.append(_alias(twin, done[twin], same_array=False))
@@ -74,21 +74,26 @@ def _same_layout(one: Host, other: Host) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.nbytes > 0
 
 
-def _encode(host: Host, tiles: int, repetitions: Repetitions) -> tuple[Encoding, Payload]:
+def _encode(host: Host, tiles: int, repetitions: Repetitions) -> Encoded:
     if not host.nbytes:
-        return "raw", _NOTHING
+        return _encoded("raw", _NOTHING)
     dtype = host.dtype
-    if dtype.byteorder not in _LITTLE or not host.flags.c_contiguous:
+    if dtype.isnative is not _IS_LITTLE or not host.flags.c_contiguous:
         host = np.ascontiguousarray(host.astype(dtype.newbyteorder("<"), copy=False))
-    payload = host.ravel().view(_BYTE)
-    if host.size > 1:
-        if is_constant(payload, dtype.itemsize):
-            return "constant", payload[: dtype.itemsize]
+    payload = (host if host.ndim == 1 else host.ravel()).view(_BYTE)
+    itemsize = dtype.itemsize
+    if payload.size > itemsize:
+        if is_constant(payload, itemsize):
+            return _encoded("constant", payload[:itemsize])
         if dtype.kind == "b":
-            return "bits", np.packbits(payload, bitorder="little")
+            return _encoded("bits", np.packbits(payload, bitorder="little"))
     if tiles > 1 and repetitions.are_tiles(payload, tiles):
-        return "tiled", payload[: payload.size // tiles]
-    return "raw", payload
+        return _encoded("tiled", payload[: payload.size // tiles])
+    return _encoded("raw", payload)
+
+
+def _encoded(encoding: Encoding, payload: Payload) -> Encoded:
+    return Encoded(encoding, payload, digest_of(payload) if payload.size <= _DIGESTED_AT_ONCE else NO_DIGEST)
 
 
 def decode(source: Leaf, payload: Payload, *, as_leaf: Leaf | None = None) -> Host:
@@ -97,23 +102,23 @@ def decode(source: Leaf, payload: Payload, *, as_leaf: Leaf | None = None) -> Ho
     ``as_leaf`` is the alias, if it is one; it may have another dtype and shape of the same size than its ``source``.
     """
     host = _decode(source, payload)
-    if as_leaf is None or (source.dtype, source.shape) == (as_leaf.dtype, as_leaf.shape):
+    if as_leaf is None or as_leaf is source or (source.dtype, source.shape) == (as_leaf.dtype, as_leaf.shape):
         return host
     bytes_of = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
     return bytes_of.view(DTYPES[as_leaf.dtype]).reshape(as_leaf.shape)
 
 
 def _decode(leaf: Leaf, payload: Payload) -> Host:
+    dtype, shape = _LITTLE_DTYPES[leaf.dtype], leaf.shape
+    if leaf.encoding == "raw" and payload.size:
+        return payload.view(dtype).reshape(shape)
     if leaf.encoding == "bits":
         bits = np.unpackbits(payload, count=leaf.elements, bitorder="little")
-        return bits.view(np.bool_).reshape(leaf.shape)
+        return bits.view(np.bool_).reshape(shape)
     if not leaf.array_nbytes:
-        return np.zeros(leaf.shape, DTYPES[leaf.dtype])
+        return np.zeros(shape, DTYPES[leaf.dtype])
+    if leaf.encoding == "constant":
+        return np.broadcast_to(payload.view(dtype).reshape(()), shape)
     if leaf.is_tiled:
         payload = np.broadcast_to(payload, (leaf.tiles, payload.size)).reshape(-1)
-    values = payload.view(_LITTLE_DTYPES[leaf.dtype])
-    return (
-        np.broadcast_to(values.reshape(()), leaf.shape)
-        if leaf.encoding == "constant"
-        else values.reshape(leaf.shape)
-    )
+    return payload.view(dtype).reshape(shape)

@@ -74,17 +74,20 @@ def frame_parts(head: bytes, bundle: Bundle) -> Iterator[memoryview]:
     run: list[bytes | Payload] = [head]
     length, end = len(head), 0
     for leaf, payload in zip(bundle.manifest.leaves, bundle.payloads, strict=True):
-        if not leaf.nbytes:
+        nbytes, offset = leaf.nbytes, leaf.offset
+        if not nbytes:
             continue
-        run.append(bytes(leaf.offset - end))
-        end = leaf.offset + leaf.nbytes
-        if leaf.nbytes < _SMALL:
+        if offset > end:
+            run.append(bytes(offset - end))
+        end = offset + nbytes
+        if nbytes < _SMALL:
             run.append(payload)
-            length += leaf.nbytes
-        if leaf.nbytes >= _SMALL or length >= _LONGEST_RUN:
-            yield memoryview(b"".join(run))
-            run, length = [], 0
-        if leaf.nbytes >= _SMALL:
+            length += nbytes
+            if length < _LONGEST_RUN:
+                continue
+        yield memoryview(b"".join(run))
+        run, length = [], 0
+        if nbytes >= _SMALL:
             yield memoryview(payload)
     if run:
         yield memoryview(b"".join(run))

@@ -29,20 +29,27 @@ def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
 def check_layout(leaves: Sequence[Leaf]) -> None:
     """Raise `InvalidManifest`, which names the leaf, unless order, lengths, offsets and encodings are as they must be."""
     lengths = [leaf.encoded_nbytes for leaf in leaves]
-    for index, (leaf, nbytes, offset) in enumerate(zip(leaves, lengths, offsets_of(lengths), strict=True)):
-        if leaf.index != index or leaf.nbytes != nbytes or leaf.offset != offset:
-            raise InvalidManifest(f"leaves[{index}].{_misplaced(leaf, index, nbytes, offset)}")
+    places = list(zip(range(len(leaves)), lengths, offsets_of(lengths), strict=True))
+    if [(leaf.index, leaf.nbytes, leaf.offset) for leaf in leaves] != places:
+        raise InvalidManifest(_misplaced(leaves, places))
+    for leaf in leaves:
         if leaf.encoding != "raw" or leaf.alias_of is not None or leaf.kind != "array":
             _check_encoding(leaf, leaves)
 
 
-def _misplaced(leaf: Leaf, index: int, nbytes: int, offset: int) -> str:
-    if leaf.index != index:
-        return f"index is {leaf.index}; leaves stand in the order of their index"
-    if leaf.nbytes != nbytes:
-        return f"nbytes is {leaf.nbytes}, but {leaf.dtype}{list(leaf.shape)} as {leaf.encoding} has {nbytes}"
+def _misplaced(leaves: Sequence[Leaf], places: Sequence[tuple[int, int, int]]) -> str:
+    """What is wrong with the first leaf that is not at its place: index, length and offset."""
+    for leaf, (index, nbytes, offset) in zip(leaves, places, strict=True):
+        where = f"leaves[{index}]"
+        if leaf.index != index:
+            return f"{where}.index is {leaf.index}; leaves stand in the order of their index"
+        if leaf.nbytes != nbytes:
+            kind = f"{leaf.dtype}{list(leaf.shape)} as {leaf.encoding}"
+            return f"{where}.nbytes is {leaf.nbytes}, but {kind} has {nbytes}"
+        if leaf.offset != offset:
+            break
     return (
-        f"offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
+        f"{where}.offset is {leaf.offset} and must be {offset}: ascending, {ALIGNMENT}-byte aligned, "
         "no overlap and no gap beyond padding"
     )
 

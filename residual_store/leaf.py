@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self, cast
 
 import msgspec
 
 from residual_store import dtypes
-from residual_store.digest import NO_DIGEST
+from residual_store.digest import DIGEST_BYTES, NO_DIGEST
 from residual_store.errors import InvalidManifest
 from residual_store.fields import Fields, is_shape
 from residual_store.settings import Settings
@@ -34,8 +37,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Read one field by field; raises `InvalidManifest`, which names the field."""
         raise NotImplementedError
 
-    def fits(self, settings: Settings) -> bool:
-        """Whether one that was read by msgspec, which looks at types alone, is within the limits that `read` knows."""
+    @classmethod
+    def all_fit(cls, entries: Sequence[Self], settings: Settings) -> bool:
+        """Whether those that were read by msgspec, which looks at types alone, are within the limits that `read` knows."""
         raise NotImplementedError
 
     def changed(self, **changes: Any) -> Self:
@@ -58,8 +62,11 @@ class Aval(Entry, frozen=True, kw_only=True):
         """Number of elements."""
         return math.prod(self.shape)
 
-    def fits(self, settings: Settings) -> bool:
-        return len(self.dtype) <= 64 and is_shape(self.shape, settings.max_rank)
+    @classmethod
+    def all_fit(cls, entries: Sequence[Self], settings: Settings) -> bool:
+        return _are_short({aval.dtype for aval in entries}) and _are_shapes(
+            [aval.shape for aval in entries], settings
+        )
 
     @classmethod
     def read(cls, entry: Fields, settings: Settings) -> Self:
@@ -100,7 +107,11 @@ class MeshSharding(Entry, frozen=True, kw_only=True):
                 count *= self.axis_sizes[self.axis_names.index(name)]
         return count
 
-    def fits(self, settings: Settings) -> bool:
+    @classmethod
+    def all_fit(cls, entries: Sequence[Self], settings: Settings) -> bool:
+        return all(sharding._fits(settings) for sharding in entries)
+
+    def _fits(self, settings: Settings) -> bool:
         lists = [self.axis_names, self.axis_types, self.spec, *self.spec]
         return (
             max(map(len, lists)) <= settings.max_rank
@@ -202,14 +213,14 @@ class Leaf(Entry, frozen=True, kw_only=True):
     @property
     def array_nbytes(self) -> int:
         """Bytes of the array on the host, before any encoding."""
-        return math.prod(self.shape) * dtypes.element_bytes(self.dtype)
+        return _array_nbytes(self.dtype, self.shape)
 
     @property
     def encoded_nbytes(self) -> int:
         """The ``nbytes`` that this dtype, shape and encoding must have."""
         match self.encoding:
             case "raw":
-                return self.array_nbytes
+                return _array_nbytes(self.dtype, self.shape)
             case "constant":
                 return dtypes.element_bytes(self.dtype)
             case "bits":
@@ -218,16 +229,17 @@ class Leaf(Entry, frozen=True, kw_only=True):
                 return self.array_nbytes // self.tiles
         return 0
 
-    def fits(self, settings: Settings) -> bool:
+    @classmethod
+    def all_fit(cls, entries: Sequence[Self], settings: Settings) -> bool:
+        # A call for each leaf takes as long as to read it, and most leaves have few dtypes, names and shapes.
         return (
-            len(self.path) <= settings.max_path_chars
-            and self.dtype in dtypes.DTYPES
-            and is_shape(self.shape, settings.max_rank)
-            and (self.alias_of is None or self.alias_of >= 0)
-            and len(self.digest) == 16
-            and (self.memory_kind is None or len(self.memory_kind) <= 64)
-            and (self.sharding is None or self.sharding.fits(settings))
-            and (self.key_impl is None or len(self.key_impl) <= 64)
+            max([len(leaf.path) for leaf in entries], default=0) <= settings.max_path_chars
+            and {leaf.dtype for leaf in entries} <= dtypes.DTYPES.keys()
+            and _are_shapes([leaf.shape for leaf in entries], settings)
+            and min([leaf.alias_of for leaf in entries if leaf.alias_of is not None], default=0) >= 0
+            and {len(leaf.digest) for leaf in entries} <= {DIGEST_BYTES}
+            and _are_short({leaf.memory_kind for leaf in entries} | {leaf.key_impl for leaf in entries})
+            and MeshSharding.all_fit([leaf.sharding for leaf in entries if leaf.sharding], settings)
         )
 
     @classmethod
@@ -252,3 +264,17 @@ class Leaf(Entry, frozen=True, kw_only=True):
             sharding=entry.optional("sharding", lambda inner: MeshSharding.read(inner, settings)),
             key_impl=entry.optional_text("key_impl", 64),
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtypes.element_bytes(dtype)
+
+
+def _are_short(names: Iterable[str | None]) -> bool:
+    return all(name is None or len(name) <= 64 for name in names)
+
+
+def _are_shapes(shapes: Iterable[tuple[int, ...]], settings: Settings) -> bool:
+    # No set of shapes: who knows how Python hashes numbers can send very many with one hash.
+    return all(is_shape(shape, settings.max_rank) for shape, _ in itertools.groupby(shapes))

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, Self, cast
 import msgpack
 import msgspec
 
+from residual_store.digest import DIGEST_BYTES
 from residual_store.errors import InvalidManifest, InvalidOption
 from residual_store.fields import Fields, unpack
 from residual_store.layout import check_layout, offsets_of
@@ -61,11 +62,13 @@ class Argument(Entry, frozen=True, kw_only=True):
         """Whether the backward cannot run until this argument is given back."""
         return self.state == "not_saveable" and self.needed
 
-    def fits(self, settings: Settings) -> bool:
+    @classmethod
+    def all_fit(cls, entries: Sequence[Self], settings: Settings) -> bool:
         return (
-            len(self.path) <= settings.max_path_chars
-            and (self.aval is None or self.aval.fits(settings))
-            and (self.digest is None or len(self.digest) == 16)
+            all(len(argument.path) <= settings.max_path_chars for argument in entries)
+            and {len(argument.digest) for argument in entries if argument.digest is not None}
+            <= {DIGEST_BYTES}
+            and Aval.all_fit([argument.aval for argument in entries if argument.aval is not None], settings)
         )
 
     @classmethod
@@ -116,12 +119,12 @@ class Manifest:
     @cached_property
     def nbytes(self) -> int:
         """Length of the leaf area, from the start of the first leaf to the end of the last one."""
-        return max((leaf.offset + leaf.nbytes for leaf in self.leaves), default=0)
+        return next((leaf.offset + leaf.nbytes for leaf in reversed(self.leaves) if leaf.nbytes), 0)
 
     @cached_property
     def array_nbytes(self) -> int:
         """Bytes of all leaves as arrays on the host."""
-        return sum(leaf.array_nbytes for leaf in self.leaves)
+        return sum([leaf.array_nbytes for leaf in self.leaves])
 
     @cached_property
     def shared(self) -> tuple[Leaf, ...]:
@@ -231,7 +234,7 @@ def decode_as_written(data: bytes, settings: Settings) -> Manifest:
 
     def each[T: Entry](name: str, kind: type[T], most: int) -> tuple[T, ...]:
         entries: tuple[T, ...] = getattr(wire, name)
-        if len(entries) > most or not all(entry.fits(settings) for entry in entries):
+        if len(entries) > most or not kind.all_fit(entries, settings):
             raise InvalidManifest(f"{name} is beyond a limit")
         return entries
 

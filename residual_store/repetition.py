@@ -36,6 +36,9 @@ def is_constant(payload: Payload, itemsize: int) -> bool:
     >>> is_constant(np.zeros(12, np.uint8), itemsize=4)
     True
     """
+    # What tells most leaves apart, at the price of one slice of an array.
+    if payload.item(0) != payload.item(itemsize):
+        return False
     first = payload[: 2 * itemsize].tobytes()
     one = first[:itemsize]
     if not first.endswith(one):
@@ -66,33 +69,39 @@ class Repetitions:
     much as a copy; what lies beyond is taken for new.
 
     >>> repetitions = Repetitions()
-    >>> [repetitions.find(index, np.full(3, value, np.uint8), (3, b"")) for index, value in enumerate([7, 8, 7])]
+    >>> [repetitions.find(index, np.full(3, value, np.uint8), 3, b"") for index, value in enumerate([7, 8, 7])]
     [None, None, 0]
     >>> repetitions.are_tiles(np.array([7, 8, 7, 8], np.uint8), 2)
     True
     """
 
     def __init__(self) -> None:
-        self._alike: dict[tuple[int, tuple[int, bytes]], list[tuple[int, Payload]]] = {}
+        self._payloads: dict[int, Payload] = {}
+        self._first: dict[tuple[int, int, bytes], int] = {}
+        self._others: dict[int, list[int]] = {}
         self._seen = 0
         self._in_vain = 0
 
-    def find(self, index: int, payload: Payload, kind: tuple[int, bytes]) -> int | None:
+    def find(self, index: int, payload: Payload, array_nbytes: int, sample: bytes) -> int | None:
         """The index of an equal payload of an equal array, remembered with ``index`` if there is none.
 
-        ``kind`` is the length of the array, which a tile is a part of, and a sample of the payload.
+        ``array_nbytes`` is the length of the array, which a tile is a part of, and ``sample`` one of the payload's bytes.
         """
-        self._seen += payload.size
-        alike = self._alike.get((payload.size, kind))
-        if alike is None:
-            self._alike[payload.size, kind] = [(index, payload)]
-            return None
-        for other, known in alike:
+        size = payload.size
+        self._seen += size
+        self._payloads[index] = payload
+        first = self._first.setdefault((size, array_nbytes, sample), index)
+        return None if first == index else self._equal(index, first)
+
+    def _equal(self, index: int, first: int) -> int | None:
+        """The index of an equal payload out of those that have a sample in common with the ``first`` of them."""
+        others = self._others.setdefault(first, [])
+        for other in (first, *others):
             if not self._may_compare:
                 break
-            if self._are_equal(payload, known):
+            if self._are_equal(self._payloads[index], self._payloads[other]):
                 return other
-        alike.append((index, payload))
+        others.append(index)
         return None
 
     def are_tiles(self, payload: Payload, count: int) -> bool:
