@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 
 from residual_store.errors import InvalidManifest
 from residual_store.leaf import Leaf
@@ -13,17 +14,15 @@ ALIGNMENT = 64
 """Leaves start at multiples of this many bytes: a cache line, and what lets JAX on CPU alias host memory."""
 
 
-def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
+def offsets_of(lengths: Sequence[int]) -> list[int]:
     """Where leaves of these lengths in bytes stand: ascending, aligned, no gap beyond padding, and 0 without bytes.
 
-    >>> list(offsets_of([8, 0, 100, 4]))
+    >>> offsets_of([8, 0, 100, 4])
     [0, 0, 64, 192]
     """
-    end = 0
-    for nbytes in lengths:
-        offset = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else 0
-        yield offset
-        end = offset + nbytes if nbytes else end
+    padded = [-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in lengths]
+    starts = itertools.accumulate(padded, initial=0)
+    return [start if nbytes else 0 for start, nbytes in zip(starts, lengths, strict=False)]
 
 
 def check_layout(leaves: Sequence[Leaf]) -> None:

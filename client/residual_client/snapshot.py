@@ -115,7 +115,7 @@ def _lost(path: str, error: Exception) -> LeafUnavailable:
 
 def _copies(hosts: Sequence[Host | Blocks], pool: SegmentPool) -> list[Host]:
     """Read-only copies in one segment, one behind the other."""
-    offsets = list(offsets_of(host.nbytes for host in hosts))
+    offsets = offsets_of([host.nbytes for host in hosts])
     nbytes = max((offset + host.nbytes for offset, host in zip(offsets, hosts, strict=True)), default=0)
     memory = allocated(nbytes, pool)
     for offset, host in zip(offsets, hosts, strict=True):
