@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
-from residual_store.leaf_copy import LeafCopy
+from residual_store.leaf_copy import STREAMED_BYTES, LeafCopy, StreamedLeafCopy
 from residual_store.second_thread import SecondThread
 
 __all__ = ["Copier", "Copy"]
@@ -44,22 +45,34 @@ class Copier:
     (16, array([0, 1, 2], dtype=uint8))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, streamed_bytes: int = STREAMED_BYTES) -> None:
         self._second = SecondThread()
+        self._streamed_bytes = max(streamed_bytes, 1)
 
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
+        nbytes = sum(source.nbytes for source, *_ in copies)
+        least = math.inf if self._is_alone(nbytes) else self._streamed_bytes
+        streamed = {index: copy for index, copy in enumerate(copies) if copy[0].nbytes >= least}
+        others = {index: copy for index, copy in enumerate(copies) if index not in streamed}
+        digests: dict[int, bytes] = {}
+        for index, (source, target, base) in streamed.items():
+            leaf = partial(StreamedLeafCopy, source, target, base=base, copied=copied, piece=int(least))
+            # One after the other: two threads that both hash first would only then begin to copy.
+            digests[index] = self._run([leaf], nbytes)[0]
         leaves = [
-            partial(LeafCopy, source, target, base=base, copied=copied) for source, target, base in copies
+            partial(LeafCopy, source, target, base=base, copied=copied)
+            for source, target, base in others.values()
         ]
-        return self._run(leaves, sum(source.nbytes for source, *_ in copies))
+        digests |= zip(others, self._run(leaves, nbytes), strict=True)
+        return [digests[index] for index in range(len(copies))]
 
     def digests(self, payloads: Sequence[Payload]) -> list[bytes]:
         """The digests of payloads that stay where they are, in order."""
         return self._run([partial(_Whole, payload) for payload in payloads], sum(map(len, payloads)))
 
     def _run(self, leaves: Sequence[Callable[[], _Leaf]], nbytes: int) -> list[bytes]:
-        if nbytes < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
+        if not leaves or self._is_alone(nbytes):
             return [leaf().run() for leaf in leaves]
         sharing = _Sharing(leaves)
         helping = self._second.start(sharing.from_the_end)
@@ -71,6 +84,10 @@ class Copier:
             if helping is not None and not helping.cancel():
                 helping.result()
         return sharing.digests
+
+    @staticmethod
+    def _is_alone(nbytes: int) -> bool:
+        return nbytes < _WORTH_IT or len(os.sched_getaffinity(0)) < 2
 
     def close(self) -> None:
         """End the second thread."""

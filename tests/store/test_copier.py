@@ -18,10 +18,10 @@ from residual_store.digest import digest_of
 MIB = 1 << 20
 
 
-@pytest.fixture
-def copier() -> Iterator[Copier]:
+@pytest.fixture(params=[{}, {"streamed_bytes": 4 * MIB}], ids=["by-blocks", "streamed"])
+def copier(request: pytest.FixtureRequest) -> Iterator[Copier]:
     """One that is closed."""
-    copier = Copier()
+    copier = Copier(**request.param)
     yield copier
     copier.close()
 
@@ -100,7 +100,7 @@ def test_what_no_thread_could_be_started_for_is_not_made_up_for(
             copier.copy(copies, copied=stop)
     before = [target.copy() for _, target, _ in copies]
     threads: set[str] = set()
-    while len(threads) < 2:
+    while threads <= {threading.current_thread().name}:
         copier.copy(_copies(*[9 * MIB] * 4), copied=lambda *_: threads.add(threading.current_thread().name))
     assert all(np.array_equal(then, target) for then, (_, target, _) in zip(before, copies, strict=True))
 

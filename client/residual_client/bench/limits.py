@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from residual_client.bench import loopback
 from residual_client.bench.loopback import COMMAND, receive
 from residual_client.bench.stopwatch import Stopwatch
 from residual_client.bench.workload import Workload
+from residual_store.frame import aligned_empty
 
 __all__ = ["File", "Memcpy", "Socket", "forget_pages", "raw_socket"]
 
@@ -26,7 +28,7 @@ class Memcpy:
     name = "memcpy"
 
     def __init__(self, nbytes: int) -> None:
-        self._warm = np.ones(nbytes, np.uint8)
+        self._warm = _warm(nbytes)
 
     def round(self, workload: Workload, watch: Stopwatch) -> None:
         with watch.step("memcpy"):
@@ -43,7 +45,7 @@ class Socket:
 
     def __init__(self, sock: socket.socket, nbytes: int) -> None:
         self._sock = sock
-        self._warm = memoryview(np.ones(nbytes, np.uint8))
+        self._warm = memoryview(_warm(nbytes))
 
     def round(self, workload: Workload, watch: Stopwatch) -> None:
         nbytes, done = workload.nbytes, memoryview(bytearray(1))
@@ -74,7 +76,7 @@ class File:
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         self._path = folder / "limit"
-        self._warm = memoryview(np.ones(nbytes, np.uint8))
+        self._warm = memoryview(_warm(nbytes))
 
     def round(self, workload: Workload, watch: Stopwatch) -> None:
         with watch.step("write_fsync"), self._path.open("wb", buffering=0) as file:
@@ -85,6 +87,15 @@ class File:
             with watch.step(step), self._path.open("rb", buffering=0) as file:
                 _read(file.fileno(), self._warm[: workload.nbytes])
         self._path.unlink()
+
+
+def _warm(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that has been written before, from the start of a page: 16 bytes into one, where numpy's large arrays start,
+    a copy of 256 MiB took 2.7 times as long on one machine.
+    """
+    warm = aligned_empty(nbytes)
+    warm[:] = 1
+    return warm
 
 
 def _write(descriptor: int, data: memoryview) -> None:

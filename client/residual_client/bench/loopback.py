@@ -8,6 +8,8 @@ bytes, little-endian.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import socket
 import struct
 import sys
@@ -30,7 +32,7 @@ def main(nbytes: int) -> None:
         print(listener.getsockname()[1], flush=True)
         sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    buffer, head = memoryview(bytearray(nbytes)), bytearray(COMMAND.size)
+    buffer, head = memoryview(_warm(nbytes)), bytearray(COMMAND.size)
     while True:
         try:
             receive(sock, memoryview(head))
@@ -42,6 +44,17 @@ def main(nbytes: int) -> None:
             sock.sendall(b"K")
         else:
             sock.sendall(buffer[:length])
+
+
+def _warm(nbytes: int) -> mmap.mmap:
+    """Memory that has been written before, on huge pages where the kernel has them, as that of a large numpy array."""
+    memory = mmap.mmap(-1, nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    for start in range(0, nbytes, mmap.PAGESIZE):
+        memory[start] = 1
+    return memory
 
 
 if __name__ == "__main__":
