@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
+import os
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,12 +23,16 @@ from residual_store.engine.record import Record
 from residual_store.engine.values import Seen, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
+from residual_store.second_thread import SecondThread
 from residual_store.translation import Translation
 
 __all__ = ["PACKED", "LeafReader", "as_stored", "path_of"]
 
 PACKED = "packed/"
 _AHEAD = 2
+
+_WORTH_IT = 16 << 20
+"""Bytes from which two threads read large leaves."""
 
 type _Reading = tuple[Leaf, Callable[[], object]]
 
@@ -57,26 +63,47 @@ class LeafReader:
         Nothing else is checked: a digest covers every byte of its leaf, the checksums of chunks are for other readers.
         Raises `DataLoss`, which names the leaf, for what is missing.
         """
-        hashes = {leaf.index: xxhash.xxh3_128() for leaf in self._record.large if leaf.index in places}
-        begun: deque[_Reading] = deque()
-        for reading in itertools.chain(self._large(places, hashes), self._packed(places)):
-            begun.append(reading)
-            if len(begun) > _AHEAD:
-                self._finish(*begun.popleft())
-        while begun:
-            self._finish(*begun.popleft())
+        large = sorted((leaf for leaf in self._record.large if leaf.index in places), key=path_of)
+        hashes = {leaf.index: xxhash.xxh3_128() for leaf in large}
+        first, second = _halves(large)
+        mine = itertools.chain(self._large(first, places, hashes), self._packed(places))
+        self._finish_both(mine, self._large(second, places, hashes) if second else None)
         return {
             index: hashes[index].digest() if index in hashes else digest_of(place)
             for index, place in places.items()
         }
 
+    def _finish_both(self, mine: Iterable[_Reading], others: Iterable[_Reading] | None) -> None:
+        """Read in two threads; a leaf is read by one, whose descriptors the kernel sees read in order."""
+        if others is None:
+            return self._finish_all(mine)
+        with SecondThread() as thread:
+            helping = thread.start(partial(self._finish_all, others))
+            try:
+                self._finish_all(mine)
+            finally:
+                # Nobody may write to the places after this call.
+                concurrent.futures.wait([helping] if helping is not None else [])
+            return self._finish_all(others) if helping is None else helping.result()
+
+    def _finish_all(self, readings: Iterable[_Reading]) -> None:
+        begun: deque[_Reading] = deque()
+        for reading in readings:
+            begun.append(reading)
+            if len(begun) > _AHEAD:
+                self._finish(*begun.popleft())
+        while begun:
+            self._finish(*begun.popleft())
+
     def _finish(self, leaf: Leaf, finish: Callable[[], object]) -> None:
         with self._names(leaf):
             finish()
 
-    def _large(self, places: Mapping[int, Payload], hashes: Mapping[int, Any]) -> Iterator[_Reading]:
-        """Begin to read the chunks of the large leaves, leaf by leaf in the order in which they lie in a file."""
-        for leaf in sorted((leaf for leaf in self._record.large if leaf.index in places), key=path_of):
+    def _large(
+        self, leaves: Iterable[Leaf], places: Mapping[int, Payload], hashes: Mapping[int, Any]
+    ) -> Iterator[_Reading]:
+        """Begin to read the chunks of large leaves, leaf by leaf."""
+        for leaf in leaves:
             with self._names(leaf):
                 values = as_stored(leaf, places[leaf.index])
                 for chunk in self._array(values.shape, values.dtype, path_of(leaf)).chunks():
@@ -122,6 +149,15 @@ class LeafReader:
             leaf=leaf.path,
             index=leaf.index,
         ) from error
+
+
+def _halves(leaves: Sequence[Leaf]) -> tuple[Sequence[Leaf], Sequence[Leaf]]:
+    """Leaves in the order in which they lie in files, for two threads; all for one where a second is of no use."""
+    ends = list(accumulate(leaf.nbytes for leaf in leaves))
+    if not ends or ends[-1] < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
+        return leaves, ()
+    middle = bisect_left(ends, ends[-1] // 2) + 1
+    return leaves[:middle], leaves[middle:]
 
 
 def _unpack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +84,7 @@ class FileValues(ClosedAtExit):
         self._directory = directory
         self._context = context
         self._descriptors: dict[str, int] = {}
+        self._opening = threading.Lock()
         self._found: dict[str, bytes | _Extent] = {}
         if (directory / "manifest.ocdbt").exists():
             self._base = ts.KvStore.open(
@@ -132,12 +134,17 @@ class FileValues(ClosedAtExit):
         return partial(_show, memory)
 
     def _read(self, extent: _Extent, memory: Payload, seen: Seen) -> None:
-        if extent.path not in self._descriptors:
-            self._descriptors[extent.path] = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open(extent.path)
         for start in range(0, len(memory), _PART):
             part = memory[start : start + _PART]
-            _fill(part, self._descriptors[extent.path], extent.offset + start)
+            _fill(part, descriptor, extent.offset + start)
             seen(part)
+
+    def _open(self, path: str) -> int:
+        with self._opening:
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return self._descriptors[path]
 
 
 def _show(memory: Payload, seen: Seen) -> None:

@@ -163,6 +163,33 @@ def test_the_damaged_leaf_is_named(store: LocalStore, tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
+def test_two_threads_read_what_one_would(tmp_path: Path) -> None:
+    """A bundle that is large enough for two threads comes back, and a flip in any leaf names that one, again and again."""
+    bundle = noise(5000, *[4 << 20] * 6, 5 << 20)
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        store.put("run/a", bundle, durability="disk")
+        assert_equal(store.get("run/a"), bundle)
+        for leaf in bundle.manifest.leaves:
+            place, path = _found(bundle.payloads[leaf.index].tobytes(), data_files(tmp_path, "run/a"))
+            with path.open("r+b") as file:
+                file.seek(place)
+                whole = file.read(1)
+                file.seek(place)
+                file.write(bytes([whole[0] ^ 4]))
+            loss = _loss(lambda: store.get("run/a"))
+            assert loss is not None
+            assert (loss.fields["leaf"], loss.fields["index"]) == (leaf.path, leaf.index)
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(whole)
+        assert_equal(store.get("run/a"), bundle)
+
+
+def _found(payload: bytes, paths: list[Path]) -> tuple[int, Path]:
+    """Where the bytes lie."""
+    return next((at, path) for path in paths if (at := path.read_bytes().find(payload[:64])) >= 0)
+
+
 def test_a_truncated_file_is_an_error(store: LocalStore, tmp_path: Path) -> None:
     """Each file cut at many lengths, to nothing included, is a loss."""
     bundle, chance = _mixed(), random.Random(12)
