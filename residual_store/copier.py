@@ -12,7 +12,7 @@ from typing import Protocol
 
 from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
 from residual_store.leaf_copy import STREAMED_BYTES, LeafCopy, StreamedLeafCopy
-from residual_store.second_thread import SecondThread
+from residual_store.second_thread import SecondThread, wait_for_end
 
 __all__ = ["Copier", "Copy"]
 
@@ -82,7 +82,12 @@ class Copier:
             # Nobody may write to the targets after this call, and nothing may fail unseen.
             sharing.stop()
             if helping is not None and not helping.cancel():
-                helping.result()
+                wait_for_end(helping, sharing.stop)
+                try:
+                    helping.result()
+                finally:
+                    # An error refers to this frame, which must not refer to the error.
+                    del helping
         return sharing.digests
 
     @staticmethod
@@ -126,9 +131,11 @@ class _Sharing:
         self._work(self._left.pop)
 
     def stop(self) -> None:
-        """Begin no leaf any more, and help with none: what was submitted may run later where no thread could be started."""
-        self._left.clear()
-        self._begun.clear()
+        """Begin no leaf any more, help with none, and keep none: what was submitted may run later, or never."""
+        with self._beginning:
+            self._left.clear()
+            self._begun.clear()
+            self._leaves = ()
 
     def _work(self, take: Callable[[], int]) -> None:
         while (begun := self._begin(take)) is not None:

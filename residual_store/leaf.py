@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -213,14 +212,14 @@ class Leaf(Entry, frozen=True, kw_only=True):
     @property
     def array_nbytes(self) -> int:
         """Bytes of the array on the host, before any encoding."""
-        return _array_nbytes(self.dtype, self.shape)
+        return math.prod(self.shape) * dtypes.element_bytes(self.dtype)
 
     @property
     def encoded_nbytes(self) -> int:
         """The ``nbytes`` that this dtype, shape and encoding must have."""
         match self.encoding:
             case "raw":
-                return _array_nbytes(self.dtype, self.shape)
+                return self.array_nbytes
             case "constant":
                 return dtypes.element_bytes(self.dtype)
             case "bits":
@@ -266,15 +265,10 @@ class Leaf(Entry, frozen=True, kw_only=True):
         )
 
 
-@functools.lru_cache(maxsize=1024)
-def _array_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * dtypes.element_bytes(dtype)
-
-
 def _are_short(names: Iterable[str | None]) -> bool:
     return all(name is None or len(name) <= 64 for name in names)
 
 
 def _are_shapes(shapes: Iterable[tuple[int, ...]], settings: Settings) -> bool:
-    # No set of shapes: who knows how Python hashes numbers can send very many with one hash.
+    # No set of shapes, and no cache by them: who knows how Python hashes numbers can send very many with one hash.
     return all(is_shape(shape, settings.max_rank) for shape, _ in itertools.groupby(shapes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -9,10 +10,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from residual_store.closing import ClosedAtExit
 
-__all__ = ["SecondThread"]
+__all__ = ["SecondThread", "wait_for_end"]
 
 
 class SecondThread(ClosedAtExit):
@@ -77,3 +79,13 @@ def _on[T](cores: set[int], work: Callable[[], T]) -> T:
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cores)
     return work()
+
+
+def wait_for_end(work: Future[Any], stop: Callable[[], object]) -> None:
+    """Wait until ``work`` has ended; an interrupt in between asks it to ``stop``, and is raised when it has."""
+    try:
+        concurrent.futures.wait([work])
+    except BaseException:
+        stop()
+        wait_for_end(work, stop)
+        raise

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import os
+import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from residual_store.engine.record import Record
 from residual_store.engine.values import Seen, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
-from residual_store.second_thread import SecondThread
+from residual_store.second_thread import SecondThread, wait_for_end
 from residual_store.translation import Translation
 
 __all__ = ["PACKED", "LeafReader", "as_stored", "path_of"]
@@ -77,14 +77,25 @@ class LeafReader:
         """Read in two threads; a leaf is read by one, whose descriptors the kernel sees read in order."""
         if others is None:
             return self._finish_all(mine)
+        stop = threading.Event()
         with SecondThread() as thread:
-            helping = thread.start(partial(self._finish_all, others))
+            going_on = itertools.takewhile(lambda _: not stop.is_set(), others)
+            helping = thread.start(partial(self._finish_all, going_on))
+            if helping is None:
+                return self._finish_all(itertools.chain(mine, others))
             try:
                 self._finish_all(mine)
+            except BaseException:
+                stop.set()
+                raise
             finally:
                 # Nobody may write to the places after this call.
-                concurrent.futures.wait([helping] if helping is not None else [])
-            return self._finish_all(others) if helping is None else helping.result()
+                wait_for_end(helping, stop.set)
+            try:
+                helping.result()
+            finally:
+                # An error refers to this frame, which must not refer to the error.
+                del helping
 
     def _finish_all(self, readings: Iterable[_Reading]) -> None:
         begun: deque[_Reading] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -183,6 +184,25 @@ def test_two_threads_read_what_one_would(tmp_path: Path) -> None:
                 file.seek(place)
                 file.write(whole)
         assert_equal(store.get("run/a"), bundle)
+
+
+def test_a_failed_read_keeps_no_memory(tmp_path: Path) -> None:
+    """Whichever of two threads fails, the memory of the bundle is free without the garbage collector."""
+    bundle = noise(*[4 << 20] * 6)
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        store.put("run/a", bundle, durability="disk")
+        before = store.usage().host_held_bytes
+        gc.disable()
+        try:
+            for leaf in bundle.manifest.leaves:
+                _, path = _found(bundle.payloads[leaf.index].tobytes(), data_files(tmp_path, "run/a"))
+                whole = path.read_bytes()
+                path.write_bytes(whole[:100])
+                assert _loss(lambda: store.get("run/a")) is not None
+                path.write_bytes(whole)
+                assert store.usage().host_held_bytes == before
+        finally:
+            gc.enable()
 
 
 def _found(payload: bytes, paths: list[Path]) -> tuple[int, Path]:

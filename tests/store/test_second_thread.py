@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import pytest
 
-from residual_store.second_thread import SecondThread
+from residual_store.second_thread import SecondThread, wait_for_end
 
 
 def test_it_wakes_up_off_the_core_of_the_caller() -> None:
@@ -71,3 +73,31 @@ def test_several_callers_have_one_at_the_same_time() -> None:
             return done[-1].result() if done[-1] is not None else None, os.sched_getaffinity(0)
 
         assert list(callers.map(call, range(8))) == [(number, cores) for number in range(8)]
+
+
+def test_an_interrupt_waits_for_the_end() -> None:
+    """Ctrl-C while the caller waits asks the work to stop, and is raised when the second thread does nothing any more."""
+    caller, stopped, ended = threading.get_ident(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not stopped.wait(0.01):
+            signal.pthread_kill(caller, signal.SIGINT)
+        ended.set()
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        # Not before the caller waits, which the second thread cannot see.
+        while frame is not None and frame.f_code is not wait_for_end.__code__:
+            frame = frame.f_back
+        if frame is not None and not stopped.is_set():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with SecondThread() as second:
+            working = second.start(work)
+            assert working is not None
+            with pytest.raises(KeyboardInterrupt):
+                wait_for_end(working, stopped.set)
+            assert ended.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
