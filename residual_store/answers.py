@@ -179,9 +179,9 @@ def read_deleted(answer: Answer) -> int:
     return int(json.loads(answer.read())["deleted"])
 
 
-def read_nothing(answer: Answer | None) -> None:
-    if answer is not None:
-        answer.read()
+def read_nothing(answer: Answer) -> None:
+    """Read an answer that says nothing, to its end, so that the connection can be used again."""
+    answer.read()
 
 
 def refusal_of(url: str, answer: Answer) -> ResidualStoreError:

@@ -151,7 +151,8 @@ class HttpStore(ClosedAtExit):
 
     def delete(self, key: str, *, digest: str | None = None) -> None:
         self._transport.forget(key)
-        self._exchange("DELETE", self._bundle(key), answers.read_nothing, query={"digest": digest})
+        query, gone = {"digest": digest}, lambda: None
+        self._exchange("DELETE", self._bundle(key), answers.read_nothing, query=query, gone=gone)
 
     def delete_prefix(self, prefix: str) -> int:
         self._transport.forget_all(check_prefix(prefix, self.settings))
@@ -168,9 +169,8 @@ class HttpStore(ClosedAtExit):
 
     def put_program(self, fingerprint: str, program: bytes) -> None:
         body = Body(len(program), lambda: [memoryview(program)], digest_of(program).hex())
-        self._exchange(
-            "PUT", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_nothing, body=body
-        )
+        path = f"/v1/programs/{check_fingerprint(fingerprint)}"
+        self._exchange("PUT", path, answers.read_nothing, body=body)
 
     def get_program(self, fingerprint: str) -> bytes:
         return self._exchange("GET", f"/v1/programs/{check_fingerprint(fingerprint)}", answers.read_program)
@@ -190,12 +190,12 @@ class HttpStore(ClosedAtExit):
         body: Body | None = None,
         patience: float = 0.0,
         headers: Mapping[str, str] | None = None,
+        gone: Callable[[], T] | None = None,
     ) -> T:
-        """Send a request and ``read`` its answer, again while that can help; raises the error of the answer."""
+        """Send a request and ``read`` its answer, ``repeated`` while that can help; raises the error of the answer."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
         target = self._base + path + ("?" + urllib.parse.urlencode(given) if given else "")
         request = _Request(method, target, self._token, body, patience, headers or {})
-        gone = (lambda: read(None)) if method == "DELETE" else None
         return repeated(lambda: self._once(request, read), self.settings, gone=gone)
 
     def _once[T](self, request: _Request, read: Callable[[Any], T]) -> T:
@@ -245,7 +245,7 @@ def _translate(what: str, error: Exception) -> None:
 
 def _send(connection: http.client.HTTPConnection, request: _Request, wait: float) -> bool:
     """Send a request; false if the server has answered before it wanted the body."""
-    body, connection.timeout = request.body, wait
+    body = request.body
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     connection.putheader("Accept", "application/msgpack, */*")
     if request.token is not None:

@@ -25,7 +25,7 @@ from residual_client.simulator import check_wide, is_floating, matching_leaves, 
 from residual_client.transfer import abstract
 from residual_client.trees import argument_paths, build, describe
 from residual_store.bundle import Bundle
-from residual_store.errors import AlreadyExists, NotFound, ResidualStoreError
+from residual_store.errors import AlreadyExists, InvalidOption, NotFound, ResidualStoreError
 from residual_store.leaf import Leaf
 from residual_store.manifest import Argument, Manifest, UserValue
 from residual_store.stat import digest_of_manifest
@@ -146,9 +146,9 @@ def serve_adjoints(
     served, requests = 0, _claimed(client.store, key, idle_seconds)
     while served != most and (claimed := next(requests, None)) is not None:
         place, request = claimed
-        ttl, token = (request.manifest.user[label] for label in ("ttl", "token"))
+        labels = request.manifest.user
         answer = _answer(adjoint, request)
-        client.store.put(_answer_key(key, place, str(token)), answer, ttl=float(ttl))
+        client.store.put(_answer_key(key, place, str(labels["token"])), answer, ttl=float(labels["ttl"]))
         served += 1
     return served
 
@@ -162,6 +162,7 @@ def _claimed(store: Store, key: str, idle_seconds: float | None) -> Iterator[tup
         try:
             # After a claim by somebody else the next one may have another number, so look again now and then.
             request = store.get(place, wait=min(_LOOK_SECONDS, idle_seconds or _LOOK_SECONDS))
+            _check_is_request(place, request)
             store.delete(place, digest=digest_of_manifest(request.manifest))
         except NotFound:
             if idle_seconds is not None and time.monotonic() - since > idle_seconds:
@@ -173,6 +174,14 @@ def _claimed(store: Store, key: str, idle_seconds: float | None) -> Iterator[tup
 
 def _request_key(key: str, number: int) -> str:
     return f"{key}/request/{number:012}"
+
+
+def _check_is_request(place: str, bundle: Bundle) -> None:
+    if not {"ttl", "token"} <= bundle.manifest.user.keys():
+        raise InvalidOption(
+            f"the bundle {place!r} is no request for an adjoint; give the adjoints a key that nothing else is below",
+            option="key",
+        )
 
 
 def _answer_key(key: str, request: str, token: str) -> str:
@@ -202,11 +211,11 @@ def _request(x: Any, y_bar: Any, user: Mapping[str, UserValue]) -> Bundle:
 
 def _answer(adjoint: Callable[[Any, Any], Any], request: Bundle) -> Bundle:
     manifest = request.manifest
-    x, y_bar = build(manifest.in_tree, [request.array(leaf.index) for leaf in manifest.leaves])
     try:
+        x, y_bar = build(manifest.in_tree, [request.array(leaf.index) for leaf in manifest.leaves])
         what = f"the gradient of {name_of(adjoint)}"
         leaves = matching_leaves(adjoint(x, y_bar), x, what)
         check_wide(leaves, x, what)
+        return Bundle.of_arrays({str(index): leaf for index, leaf in enumerate(leaves)})
     except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
         return Bundle.of_arrays({}, user={"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]})
-    return Bundle.of_arrays({str(index): leaf for index, leaf in enumerate(leaves)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
+from residual_client.program_cache import keep
 from residual_client.refusals import about
 from residual_client.transfer import abstract
 from residual_client.trees import build, describe, difference
@@ -123,26 +125,28 @@ def _meshes(manifest: Manifest) -> str:
 
 
 class Calls:
-    """Programs that were loaded from a store, by fingerprint, so that each is loaded once."""
+    """Programs that were loaded from a store, by fingerprint, so that each is loaded once while it is in use."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._calls: dict[str, Call] = {}
+        self._calls: OrderedDict[str, Call] = OrderedDict()
 
     def of(self, key: str, manifest: Manifest) -> Call:
         """The program of a bundle; raises `ProgramUnavailable` with the reason if there is none, and `DataLoss`."""
         fingerprint = manifest.fingerprint
         if fingerprint is None or manifest.no_program is not None:
             raise ProgramUnavailable(f"{key!r} has no source-free backward: {manifest.no_program}", key=key)
-        if fingerprint not in self._calls:
+        call = self._calls.get(fingerprint)
+        if call is None:
             try:
                 program = self._store.get_program(fingerprint)
             except NotFound as error:
                 raise ProgramUnavailable(
                     f"the program of {key!r} is not in the store: {error}", key=key
                 ) from error
-            self._calls[fingerprint] = _load(program, manifest, key)
-        return self._calls[fingerprint]
+            call = _load(program, manifest, key)
+        keep(self._calls, fingerprint, call)
+        return call
 
 
 def _load(program: bytes, manifest: Manifest, key: str) -> Call:

@@ -102,7 +102,7 @@ class Client(ClosedAtExit):
 
     def _delete_scratch(self) -> None:
         with contextlib.suppress(StoreUnavailable):
-            if self._has_scratch or self.depot.waiting:
+            if self._has_scratch or self.depot.is_used:
                 self.store.delete_prefix(f"{self._scratch}/")
 
     # Offload

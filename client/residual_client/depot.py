@@ -5,6 +5,7 @@ All of it runs inside host callbacks, so nothing here calls JAX.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -21,7 +22,13 @@ import numpy.typing as npt
 from residual_client.host_call import Host
 from residual_store.bundle import Bundle
 from residual_store.dtypes import name_of
-from residual_store.errors import LeafUnavailable, NotFound, RequestRefused, ResidualStoreError
+from residual_store.errors import (
+    LeafUnavailable,
+    NotFound,
+    RequestRefused,
+    ResidualStoreError,
+    StoreUnavailable,
+)
 from residual_store.leaf import Channel, Leaf
 from residual_store.manifest import Manifest
 from residual_store.store import Store
@@ -61,10 +68,16 @@ class Depot:
         self._lock = threading.Lock()
         self._expired = 0
         self._is_closed = False
+        self._is_used = False
 
     def close(self) -> None:
         """Take no more bundles."""
         self._is_closed = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether bundles were ever put, of which some may be left."""
+        return self._is_used
 
     @property
     def waiting(self) -> int:
@@ -101,6 +114,7 @@ class Depot:
         manifest = Manifest(key=key, leaves=leaves, created=time.time(), function=function)
         bundle = Bundle.encoded(manifest, list(arrays), identities=list(range(len(arrays))))
         what = f"{places[0].path} and what comes after it ({len(places)} leaves) cannot be stored"
+        self._is_used = True
         with _about(key, function, what):
             self._store.put(key, bundle, durability="host", ttl=self._ttl)
         with self._lock:
@@ -112,18 +126,24 @@ class Depot:
         """The arrays of a bundle, which is deleted; raises `NotFound` if there is none any more."""
         key = self._key(number)
         with self._lock:
-            known = self._waiting.pop(number, None) is not None
+            expires = self._waiting.pop(number, None)
         with _about(key, function, "its residuals cannot be read"):
-            if not known:
+            if expires is None:
                 raise NotFound(
                     "a backward has taken them already, or their lease has ended; call the forward again for "
                     "a second backward, and raise scratch_ttl_seconds above the time of a step",
                     key=key,
                 )
-            bundle = self._store.get(key)
-            arrays = [bundle.array(leaf.index) for leaf in bundle.manifest.leaves]
-            self._store.delete(key)
-        return arrays
+            try:
+                bundle = self._store.get(key)
+            except StoreUnavailable:
+                with self._lock:
+                    self._waiting[number] = expires
+                raise
+            # If that fails, its lease ends, or the client deletes it when it is closed.
+            with contextlib.suppress(StoreUnavailable):
+                self._store.delete(key)
+        return [bundle.array(leaf.index) for leaf in bundle.manifest.leaves]
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/{number}"

@@ -17,7 +17,7 @@ from residual_client.program import Program, lower
 from residual_store.bundle import digest_of
 from residual_store.store import Store
 
-__all__ = ["EagerForwardWarning", "ProgramCache"]
+__all__ = ["EagerForwardWarning", "ProgramCache", "keep"]
 
 type Identity = tuple[TreeDef, tuple[Any, ...], tuple[Any, ...]]
 
@@ -52,7 +52,7 @@ class ProgramCache:
             found = self._linearized.get(id(function))
             if found is None or found[0] is not function or found[1] != vjp.in_tree:
                 found = function, vjp.in_tree, linearized(vjp)
-                _put(self._linearized, id(function), found)
+                keep(self._linearized, id(function), found)
             return found[2]
 
     def of(self, vjp: Any, known: Linearized) -> Program:
@@ -73,9 +73,9 @@ class ProgramCache:
             program = replace(program, lowered=twin.lowered)
             if fresh:
                 self._warn(program.function)
-        _put(self._by_identity, key, program)
+        keep(self._by_identity, key, program)
         if program.fingerprint is not None:
-            _put(self._by_fingerprint, program.fingerprint, program)
+            keep(self._by_fingerprint, program.fingerprint, program)
         return program
 
     def _warn(self, function: str) -> None:
@@ -115,7 +115,8 @@ def _identity(vjp: Any) -> Identity:
     return treedef, avals, trace_context()
 
 
-def _put[K, V](cache: OrderedDict[K, V], key: K, value: V) -> None:
+def keep[K, V](cache: OrderedDict[K, V], key: K, value: V) -> None:
+    """Put into a cache, which lets go of what was put in long ago."""
     cache[key] = value
     cache.move_to_end(key)
     while len(cache) > _KEPT:

@@ -185,7 +185,7 @@ class Attempts:
                 return bundle
             if time.monotonic() >= deadline:
                 return bundle
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            _wait_for_another(store, key, bundle, deadline)
 
     def _note_whole(self, key: str, count: int) -> None:
         """Once all parts were there, nobody needs to wait for them again, as after a deletion."""
@@ -193,3 +193,11 @@ class Attempts:
             self._whole[key] = count
             if len(self._whole) > _REMEMBERED_KEYS:
                 self._whole.popitem(last=False)
+
+
+def _wait_for_another(store: Store, key: str, bundle: Bundle, deadline: float) -> None:
+    """Wait until another offload than that of the ``bundle`` stands under the key, or none; what asks for that is small."""
+    known = attempt_of(bundle.manifest)
+    with contextlib.suppress(NotFound):
+        while time.monotonic() < deadline and attempt_of(store.manifest(key)) == known:
+            time.sleep(_LOOK_AGAIN_SECONDS)

@@ -53,6 +53,7 @@ class Uploads:
         self._room = room
         self._motion = motion
         self._lock: threading.Condition = motion.changed
+        self._starting = threading.Lock()
         self._delete = delete
         self._farewell = farewell
         self._pending: dict[str, list[Upload]] = {}
@@ -80,12 +81,14 @@ class Uploads:
 
     def start(self, upload: Upload) -> None:
         """Send an upload, for which there is room, in another thread."""
-        with self._lock:
-            before = _Before(tuple(self._pending.get(upload.key, ())), tuple(self._deleting))
-            self._pending.setdefault(upload.key, []).append(upload)
-            self._supersede(upload.key)
-            self._farewell.expect(upload)
-        self._workers.submit(partial(self._run, upload, before))
+        # In one step for each: an upload waits for those before it, which must not come behind it to the workers.
+        with self._starting:
+            with self._lock:
+                before = _Before(tuple(self._pending.get(upload.key, ())), tuple(self._deleting))
+                self._pending.setdefault(upload.key, []).append(upload)
+                self._supersede(upload.key)
+                self._farewell.expect(upload)
+            self._workers.submit(partial(self._run, upload, before))
 
     def _run(self, upload: Upload, before: _Before) -> None:
         with self._lock:
@@ -251,8 +254,10 @@ class Uploads:
 
 
 def _raise(failed: list[Upload]) -> None:
-    errors = {upload.key: again(upload.error) for upload in failed if upload.error is not None}
-    for first, *others in [list(errors)] if errors else []:
-        for key in others:
-            errors[first].add_note(f"not stored either: {key!r}: {type(errors[key]).__name__}: {errors[key]}")
-        raise errors[first]
+    errors = [(upload.key, again(upload.error)) for upload in failed if upload.error is not None]
+    if not errors:
+        return
+    (_, first), *others = errors
+    for key, error in others:
+        first.add_note(f"not stored either: {key!r}: {type(error).__name__}: {error}")
+    raise first

@@ -55,7 +55,7 @@ class Commits:
         self, stat: Stat, bundle: Bundle, durability: Durability, ttl: float | None, if_exists: IfExists
     ) -> Stat:
         if durability == "host" or self._durable is None:
-            self._host.put(stat, bundle, ttl=ttl)
+            self._host.put(stat, bundle)
             if self._durable is not None:
                 self._durable.remove(stat.key)
             return stat

@@ -88,6 +88,8 @@ class DurableTier:
         """
         if not bundle.manifest.shared:
             return self._write(key, bundle, arrived=arrived, ttl=ttl)
+        if not self.can_share:
+            check_held(key, bundle.manifest, lambda shared_key: False)
         with self.sharing():
             check_held(key, bundle.manifest, lambda shared_key: self.find(shared_key) is not None)
             return self._write(key, bundle, arrived=arrived, ttl=ttl)

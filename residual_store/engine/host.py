@@ -25,7 +25,6 @@ __all__ = ["HostTier", "check_held"]
 class _Held:
     stat: Stat
     bundle: Bundle
-    ttl: float | None
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,14 @@ class HostTier:
         with self._lock:
             return self._index.current()
 
-    def put(self, stat: Stat, bundle: Bundle, *, ttl: float | None) -> None:
+    def put(self, stat: Stat, bundle: Bundle) -> None:
         """Hold a bundle that is nowhere else, or a shared leaf; raises `LeafNotHeld` for one whose shared leaves are not here."""
         with self._lock:
             check_held(stat.key, bundle.manifest, self._shared.__contains__)
             rack = self._rack(stat.key)
             before = rack.get(stat.key)
             # In one step, because who reads takes no lock and must find the one or the other.
-            rack[stat.key] = _Held(stat, bundle, ttl)
+            rack[stat.key] = _Held(stat, bundle)
             rack.move_to_end(stat.key)
             self._copies.pop(stat.key, None)
             self._resting_bytes += stat.nbytes
@@ -187,10 +186,6 @@ class HostTier:
     def resting_bytes(self) -> int:
         """Bytes of the bundles that are nowhere else."""
         return self._resting_bytes
-
-    def lease_of(self, key: str) -> float | None:
-        """The lease that a bundle was put with, in seconds."""
-        return self._held[key].ttl
 
     def as_copy(self, stat: Stat) -> Stat:
         """The stat of a durable bundle that is here as a copy too."""

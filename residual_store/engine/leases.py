@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from residual_store.engine.catalog import Catalog
 from residual_store.engine.key_locks import KeyLocks
+from residual_store.errors import ResidualStoreError
 from residual_store.settings import Settings
 from residual_store.store import Tier
 
 __all__ = ["Leases"]
+
+log = logging.getLogger("residual_store")
 
 
 class Leases:
@@ -37,7 +41,11 @@ class Leases:
     def sweep(self) -> None:
         """Remove expired bundles now and then, if nobody else does."""
         if self._clock() >= self._sweep_at:
-            self.expire()
+            try:
+                self.expire()
+            except ResidualStoreError as error:
+                # What cannot be removed now is invisible all the same, and no reason to refuse a put.
+                log.warning("bundles whose lease has ended are removed later: %s", error, exc_info=error)
             self._sweep_at = self._clock() + self._settings.sweep_seconds
 
     def expire(self) -> int:

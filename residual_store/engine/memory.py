@@ -123,8 +123,8 @@ class HostMemory:
                 # Another process may have committed the key since; its bundle stays.
                 if newer is None or newer.stat.arrived < stat.arrived:
                     spilled = self._spillable(key, bundle)
-                    self._durable.write(key, spilled, arrived=stat.arrived, ttl=self._host.lease_of(key))
-                    self._durable.index.lease(key, stat.expires_at)
+                    ttl = None if stat.expires_at is None else stat.expires_at - stat.arrived
+                    self._durable.write(key, spilled, arrived=stat.arrived, ttl=ttl)
                     self.spilled += 1
                 self._host.remove(key)
         return True

@@ -61,7 +61,7 @@ class Parts:
         self.expired = 0
         if durable is not None and durable.root.has_shelf:
             # Parts that were left by a process before this one must expire too.
-            assert self._shelf
+            self._open_shelf()
 
     def close(self) -> None:
         if self._opened is not None:
@@ -69,6 +69,9 @@ class Parts:
 
     @property
     def _shelf(self) -> Shelf:
+        return self._open_shelf()
+
+    def _open_shelf(self) -> Shelf:
         with self._opening:
             if self._opened is None:
                 settings = self._store.settings

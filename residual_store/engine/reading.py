@@ -14,7 +14,7 @@ from residual_store.engine.catalog import Catalog
 from residual_store.engine.durable import DurableTier
 from residual_store.engine.host import HostTier
 from residual_store.engine.memory import HostMemory
-from residual_store.errors import DataLoss, NotFound
+from residual_store.errors import DataLoss, NotFound, TooLarge
 from residual_store.key import run_of
 from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest
@@ -83,9 +83,16 @@ class Reading:
             ) from error
 
     def leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
-        """One leaf as a host array; raises `NotFound` if the bundle has no such leaf."""
+        """One leaf as a host array; raises `NotFound` if the bundle has no such leaf, and `TooLarge`."""
         manifest, payload = self._leaf(key, index)
-        return decode(manifest.source(index), payload, as_leaf=manifest.leaves[index])
+        leaf = manifest.leaves[index]
+        # A few bytes can stand for any number of them.
+        if leaf.array_nbytes > self._memory.total:
+            raise TooLarge(
+                f"leaf {index} ({leaf.path}) of {key!r} has {leaf.array_nbytes} bytes as an array, more than the "
+                f"{self._memory.total} of host_bytes; get the bundle, which has {leaf.nbytes} for it as {leaf.encoding}"
+            )
+        return decode(manifest.source(index), payload, as_leaf=leaf)
 
     def payload(self, key: str, index: int) -> Payload:
         """The bytes of one leaf as they are stored; raises as `leaf` does."""

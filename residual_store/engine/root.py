@@ -74,14 +74,19 @@ class Root:
         return bytes(found.value) if found.state == "value" else None
 
     def starts(self, path: str, start: bytes) -> bool:
-        """Whether there is a value at a path that starts with these bytes; reads no more of a file."""
-        if self.directory is None:
-            return (self.read(path) or b"").startswith(start)
-        try:
-            with (self.directory / path).open("rb") as file:
+        """Whether there is a value at a path that starts with these bytes; reads no more of it."""
+        if self.directory is not None:
+            with contextlib.suppress(OSError), (self.directory / path).open("rb") as file:
                 return file.read(len(start)) == start
-        except OSError:
             return False
+        with told_apart(f"reading {path}"):
+            try:
+                found = self._kv.read(path, byte_range=slice(0, len(start))).result()
+            except ValueError as error:
+                if "OUT_OF_RANGE" in str(error):  # It is shorter.
+                    return False
+                raise
+        return bytes(found.value) == start
 
     def write(self, path: str, value: bytes) -> None:
         """Set the value at a path, whole or not at all."""

@@ -80,7 +80,7 @@ class Sharing:
 
     def _in_durable(self, run: str, leaf: SharedLeaf) -> bool:
         key = leaf.key(run)
-        if self._on_disk is None:
+        if self._on_disk is None or not self._on_disk.possible:
             return False
         if self._on_disk.keep(key, self._until()):
             return True
@@ -96,7 +96,7 @@ class Sharing:
         if bundle is None:
             return False
         stat = stat_of(key, bundle.manifest, tier="host", arrived=self._clock(), expires_at=self._until())
-        self._host.put(stat, bundle, ttl=self._settings.dedup_seconds)
+        self._host.put(stat, bundle)
         return True
 
     def _copied(self, run: str, bundle: Bundle) -> Bundle:

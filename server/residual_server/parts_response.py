@@ -18,8 +18,15 @@ _DIRECT = 1 << 20
 class PartsResponse(Response):
     """Sends ``parts``, the length of which the ``headers`` have; large ones are written by a thread, if the server can do that."""
 
-    def __init__(self, parts: Iterable[memoryview], *, headers: Mapping[str, str], media_type: str) -> None:
-        self.status_code = 200
+    def __init__(
+        self,
+        parts: Iterable[memoryview],
+        *,
+        headers: Mapping[str, str],
+        media_type: str,
+        status_code: int = 200,
+    ) -> None:
+        self.status_code = status_code
         self.media_type = media_type
         self.background = None
         self._parts = parts

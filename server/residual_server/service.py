@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,13 @@ from fastapi import Request
 from residual_server.allocator import give_back
 from residual_server.auth import ANYONE, Access, Grant, Tokens, check_access
 from residual_store.engine.local import LocalStore
-from residual_store.errors import InvalidOption, NotFound, Stopping
+from residual_store.errors import InvalidOption, NotFound, ResidualStoreError, Stopping
 from residual_store.key import check_key, check_prefix, run_of
 from residual_store.shared_arena import SharedArena
 
 __all__ = ["Service", "is_quick", "refuse_unknown", "refuse_unknown_parameters"]
+
+log = logging.getLogger("residual_server")
 
 _FEW_LEAVES = 1024
 _FEW_BYTES = 8 << 20
@@ -108,7 +111,10 @@ class Service:
         """Remove bundles whose lease has ended and give freed memory back, again and again until cancelled."""
         while True:
             await asyncio.sleep(self.store.settings.sweep_seconds)
-            await self.call(self.store.expire)
+            try:
+                await self.call(self.store.expire)
+            except ResidualStoreError as error:
+                log.warning("bundles whose lease has ended are removed later: %s", error, exc_info=error)
             await self.call(give_back)
 
     @contextlib.asynccontextmanager

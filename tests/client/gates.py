@@ -1,4 +1,4 @@
-"""A store whose puts wait at a gate, so that a test says when a transfer goes on."""
+"""A store whose puts wait at a gate, or whose calls are late or fail, as a test says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from residual_store import Bundle, Receipt
+from residual_store.errors import Unreachable
 from residual_store.store import Store
 
-__all__ = ["Delaying", "Gated"]
+__all__ = ["Delaying", "Failing", "Gated"]
 
 _SECONDS = 30
 
@@ -46,6 +47,22 @@ class Gated:
     def get(self, key: str, **options: Any) -> Bundle:
         self.got.append(key)
         return self._store.get(key, **options)
+
+
+class Failing:
+    """A store that cannot be reached by the calls whose names are in ``broken``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.broken: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.broken:
+            return self._fail
+        return getattr(self._store, name)
+
+    def _fail(self, *_: Any, **__: Any) -> None:
+        raise Unreachable("the wire is cut")
 
 
 class Delaying:

@@ -16,6 +16,7 @@ import pytest
 
 import residual_client as rc
 from tests.servers import Server, until
+from tests.store.bundles import noise
 
 _ROOT = Path(__file__).parents[2]
 
@@ -157,6 +158,29 @@ def test_a_gradient_with_half_of_the_bits_is_refused(client: rc.Client) -> None:
         ):
             jax.grad(_loss(sine))(jnp.array([0.25]))
         assert serving.result(30) == 1
+
+
+def test_a_gradient_that_cannot_be_sent_is_an_error_of_the_adjoint(client: rc.Client) -> None:
+    """It is raised where it was asked for, and the worker goes on."""
+
+    def long(x: Any, y_bar: Any) -> Any:
+        return {"at": (np.cos(x["at"]) * y_bar).astype(np.longdouble), "unit": None}
+
+    with _sine(client, "run/sine", timeout=60) as sine, ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(rc.serve_adjoints, client, long, "run/sine", most=1)
+        with pytest.raises(Exception, match="JAX has no such dtype"):
+            jax.grad(_loss(sine))(jnp.array([0.25]))
+        assert serving.result(30) == 1
+
+
+def test_what_is_no_request_is_named_and_left_alone(client: rc.Client) -> None:
+    """A bundle of somebody else below the key is not taken for a request."""
+    client.store.put("run/sine/request/000000000000", noise(8))
+    with pytest.raises(
+        rc.errors.InvalidOption, match="000' is no request for an adjoint; give the adjoints a key"
+    ):
+        rc.serve_adjoints(client, _cosine, "run/sine", idle_seconds=1)
+    assert _left(client, "run/sine/") == ["run/sine/request/000000000000"]
 
 
 def test_the_ways_to_ask_are_not_mixed(client: rc.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jax.tree_util import tree_leaves, tree_structure
 
 import residual_client as rc
+from residual_store import open_store
 from tests.cases import CASES
 from tests.client.direct import close, direct
+from tests.client.gates import Failing
 from tests.servers import Server, running_server, until
 
 type Function = Callable[..., Any]
@@ -293,6 +296,24 @@ def test_a_forward_without_its_backward_expires_and_is_counted() -> None:
         assert left_in(client) == 0
         with pytest.raises(rc.errors.NotFound, match="their lease has ended"):
             backward(y)
+
+
+def test_a_backward_that_cannot_be_served_now_can_be_tried_again(tmp_path: Path) -> None:
+    """Its residuals are still there; and those that cannot be deleted now are gone with the client at the latest."""
+    store = Failing(open_store(tmp_path.as_uri()))
+    with rc.Client(store) as client:  # type: ignore[arg-type]
+        y, backward = jax.jit(lambda x: jax.vjp(client.offloaded(jnp.sin), x))(x)
+        apply = jax.jit(lambda f, y: f(y))
+        store.broken = {"get"}
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Unreachable"):
+            jax.block_until_ready(apply(backward, y))
+        assert client.depot.waiting == 1
+        store.broken = {"delete"}
+        np.testing.assert_array_equal(apply(backward, y)[0], jnp.cos(x) * y)
+        assert (client.depot.waiting, len(store.list(prefix="scratch/").entries)) == (0, 1)
+        store.broken = set()
+    with open_store(tmp_path.as_uri()) as left:
+        assert left.list().entries == ()
 
 
 def test_what_waits_is_deleted_with_the_client(tmp_path: Any) -> None:

@@ -169,6 +169,22 @@ def test_uploads_of_one_key_are_stored_in_their_order() -> None:
 # Letting go
 
 
+def test_threads_that_offload_one_key_do_not_wait_for_each_other_for_ever() -> None:
+    """An upload that waits for another one of its key never comes before it to the one worker there is."""
+    for _ in range(50):
+        with rc.connect("memory://", settings=Settings(transfer_threads=1, stall_seconds=5)) as client:
+            line = threading.Barrier(4)
+
+            def offload(step: int, client: rc.Client = client, line: threading.Barrier = line) -> None:
+                line.wait(30)
+                client.offload(_vjp(step), "run/a", if_exists="replace")
+
+            with ThreadPoolExecutor(4) as threads:
+                for begun in [threads.submit(offload, step) for step in range(4)]:
+                    begun.result(30)
+            client.flush()
+
+
 def test_a_bundle_that_is_deleted_before_its_upload_is_not_uploaded() -> None:
     """Named or scratch, deleted or forgotten; what has begun is deleted afterwards, and other bundles stay."""
     with _gated(transfer_threads=1) as (client, gate):
@@ -410,8 +426,9 @@ def test_a_failure_is_told_although_its_key_was_used_again() -> None:
         until(lambda: all(handle.state == "failed" for handle in failed))
         client.offload(_vjp(3), "run/a", if_exists="replace")
         assert _gradient(client.restore("run/a")) == _gradient(_vjp(3))
-        with pytest.raises(AlreadyExists, match="'run/a'"):
+        with pytest.raises(AlreadyExists, match="'run/a'") as told:
             client.flush()
+        assert len([note for note in told.value.__notes__ if "not stored either: 'run/a'" in note]) == 1
         client.flush()
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from residual_store import open_store
+from residual_store import Bundle, open_store
+from residual_store.digest import digest_of
 from residual_store.dtypes import DTYPES
+from residual_store.leaf import Leaf
+from residual_store.manifest import Manifest
 from tests.server.raw import Answer, ask
 from tests.servers import Server
 from tests.store.bundles import every_dtype, sharded, values_of
@@ -206,3 +209,40 @@ def test_head_is_get_without_a_body(url: str) -> None:
             assert other.body == b""
             assert other.status == one.status
             assert {**other.headers, "date": ""} == {**one.headers, "date": ""}
+
+
+def test_a_leaf_that_no_memory_holds_is_refused(memory_server: Server) -> None:
+    """A few bytes can stand for any number of them, by a constant or by equal shards."""
+    leaf = Leaf(
+        index=0,
+        channel="opaque_residuals",
+        path="h",
+        dtype="float32",
+        shape=(1 << 40,),
+        encoding="constant",
+        nbytes=4,
+        digest=digest_of(bytes(4)),
+    )
+    bundle = Bundle(manifest=Manifest(leaves=(leaf,)), payloads=(np.zeros(4, np.uint8),))
+    with open_store(memory_server.url) as store:
+        store.put("leaf/huge", bundle)
+    for query in ("", "?format=npy", "?slice=0:2"):
+        answer = ask(memory_server.url, "GET", f"/v1/bundles/leaf/huge/leaves/0{query}")
+        assert (answer.status, answer.code) == (413, "too-large")
+        assert "leaf 0 (h) of 'leaf/huge' has 4398046511104 bytes" in answer.body.decode()
+
+
+def test_head_and_range_have_the_headers_of_the_body(url: str) -> None:
+    """A HEAD has the length and no body, and a part of a large leaf its bounds."""
+    whole = _leaf(url, "cube")
+    head = _leaf(url, "cube", method="HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(CUBE.nbytes))
+    assert head.headers["etag"] == whole.headers["etag"]
+    large = np.random.default_rng(0).random(1 << 19)
+    with open_store(url) as store:
+        store.put("leaf/large", Bundle.of_arrays({"h": large}))
+    path = "/v1/bundles/leaf/large/leaves/0"
+    assert ask(url, "GET", path).body == large.tobytes()
+    part = ask(url, "GET", path, None, {"Range": f"bytes=5-{3 << 20}"})
+    assert (part.status, part.body) == (206, large.tobytes()[5 : (3 << 20) + 1])
+    assert part.headers["content-range"] == f"bytes 5-{3 << 20}/{large.nbytes}"

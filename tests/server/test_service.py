@@ -1,14 +1,17 @@
-"""What every route shares: a query parameter that a route does not have is refused."""
+"""What every route shares: unknown query parameters are refused, and what has expired is swept."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
-from tests.servers import Server
+from residual_store import open_store
+from tests.servers import Server, running_server, until
+from tests.store.bundles import noise
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,17 @@ def test_an_unknown_parameter_is_refused(memory_server: Server, method: str, pat
     with refusal.value as answer:
         problem = json.loads(answer.read())
     assert (answer.status, problem["code"], problem["option"]) == (422, "invalid-option", name)
+
+
+def test_the_sweeper_goes_on_after_a_failure(tmp_path: Path) -> None:
+    """What it cannot remove now it removes later."""
+    root, log = tmp_path / "root", tmp_path / "log"
+    often = {"RESIDUAL_STORE_SWEEP_SECONDS": "0.05"}
+    with running_server(root=root, environment=often, log=log) as server, open_store(server.url) as store:
+        (root / "trash").rmdir()
+        (root / "trash").touch()
+        store.put("run/a", noise(8), ttl=0.01)
+        until(lambda: log.read_text().count("whose lease has ended are removed later") > 1)
+        (root / "trash").unlink()
+        (root / "trash").mkdir()
+        until(lambda: store.usage().expired == 1)

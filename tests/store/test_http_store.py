@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +144,21 @@ def test_a_server_that_says_nothing_is_given_up(memory_server: Server) -> None:
         settings = Settings(attempts=1, idle_answer_seconds=0.2)
         with open_store(url, settings=settings) as store, pytest.raises(Unreachable):
             store.stat("run/a")
+
+
+def test_a_host_that_does_not_answer_is_given_up() -> None:
+    """It is after connect_seconds, and not only after the longer time that an answer may take."""
+    settings = Settings(attempts=1, connect_seconds=0.2, idle_answer_seconds=120)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as queue:
+        for _ in range(2):
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with (
+            open_store(f"http://127.0.0.1:{full.getsockname()[1]}", settings=settings) as store,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            assert isinstance(thread.submit(store.stat, "run/a").exception(60), Unreachable)
 
 
 @pytest.mark.parametrize("names", [1, 5000], ids=["a short head", "a head above 1 MiB"])

@@ -45,9 +45,9 @@ class _Rehearsal:
                 key, shares = given
                 shares = shares and host.shared(_NAME.key("run")) is not None
                 bundle = with_shared(_WHOLE, [0]) if shares else _WHOLE
-                host.put(self._stat(key, bundle, None), bundle, ttl=None)
+                host.put(self._stat(key, bundle, None), bundle)
             case "share":
-                host.put(self._stat(_NAME.key("run"), _SHARED, self.now + 10.0), _SHARED, ttl=10.0)
+                host.put(self._stat(_NAME.key("run"), _SHARED, self.now + 10.0), _SHARED)
             case "lease":
                 key, seconds = given
                 host.lease(key, None if seconds is None else self.now + seconds)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from residual_store import Settings
 from residual_store.engine.local import LocalStore
-from tests.store.bundles import noise
+from tests.store.bundles import assert_equal, noise
 from tests.store.test_store import Clock
 
 
@@ -27,4 +29,43 @@ def test_a_put_sweeps_only_if_nobody_else_has_for_two_periods() -> None:
         assert expired_by_a_put_after(19.0) == 0
     store.expire()
     assert expired_by_a_put_after(21.0) == 1
+    store.close()
+
+
+def test_what_cannot_be_removed_refuses_no_put(tmp_path: Path) -> None:
+    """It is not seen any more, and goes at a later sweep."""
+    clock = Clock()
+    store = LocalStore.at(tmp_path.as_uri(), settings=Settings(sweep_seconds=10.0), clock=clock)
+    store.put("run/short", noise(8), ttl=1.0)
+    (tmp_path / "trash").rmdir()
+    (tmp_path / "trash").touch()
+    clock.turn(11.0)
+    other = noise(8)
+    store.put("run/other", other)
+    assert_equal(store.get("run/other"), other)
+    assert [stat.key for stat in store.list().entries] == ["run/other"]
+    assert store.usage().expired == 0
+    (tmp_path / "trash").unlink()
+    (tmp_path / "trash").mkdir()
+    assert store.expire() == 1
+    store.close()
+
+
+def test_a_spill_takes_the_lease_as_it_is_now(tmp_path: Path) -> None:
+    """A lease that was ended by a touch begins at no time again, although the index is lost."""
+    settings, clock, url = Settings(host_bytes=200_000), Clock(), tmp_path.as_uri()
+    store = LocalStore.at(url, settings=settings, clock=clock)
+    for key in ("run/touched", "run/left"):
+        store.put(key, noise(10_000), durability="host", ttl=50.0)
+    store.touch("run/touched", ttl=None)
+    clock.turn(40.0)
+    for number in range(30):
+        store.put(f"run/{number}", noise(10_000), durability="host")
+    assert [store.stat(key).tier for key in ("run/touched", "run/left")] == ["durable"] * 2
+    store.close()
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    store = LocalStore.at(url, settings=settings, clock=clock)
+    assert store.stat("run/touched").expires_at is None
+    assert store.stat("run/left").expires_at == clock() + 50.0
     store.close()

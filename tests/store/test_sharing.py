@@ -298,6 +298,8 @@ def test_on_an_object_store_nothing_is_shared() -> None:
         assert store.held("run", [_SHARED]) == (False,)
         assert store.held("run", [_SHARED], durability="host") == (True,)
         sent = _bundle(2)
+        with pytest.raises(LeafNotHeld, match="send the whole bundle"):
+            store.put("run/b", with_shared(sent, [1]), durability="disk")
         store.put("run/b", with_shared(sent, [1]), durability="host")
         # Not by filling the memory, of which this driver of tensorstore keeps what it was given.
         assert store._memory._make_room(1)

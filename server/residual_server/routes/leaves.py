@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
+from residual_server.parts_response import PartsResponse
 from residual_server.problems import PROBLEM
 from residual_server.service import Service
 from residual_store.bundle import digest_of
@@ -47,12 +50,26 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """One leaf as raw little-endian bytes in C order, or as .npy; Range and ETag are supported."""
         service.check_key(request, key, "read")
-        host = await service.call(lambda: service.store.get_leaf(key, index))
-        host = _sliced(host, slice)
+        content = await service.call(
+            lambda: _Content.of(_sliced(service.store.get_leaf(key, index), slice), format)
+        )
+        return _conditional(request, content)
+
+    return routes
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is sent of a leaf, whole, and the headers that say what it is."""
+
+    body: memoryview
+    media_type: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, host: Any, form: Literal["raw", "npy"]) -> Self:
         body = (
-            _npy(host)
-            if format == "npy"
-            else memoryview(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+            _npy(host) if form == "npy" else memoryview(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
         )
         headers = {
             "ETag": f'"{digest_of(body).hex()}"',
@@ -60,10 +77,11 @@ def router(service: Service) -> APIRouter:
             "Residual-Dtype": name_of(host.dtype),
             "Residual-Shape": ",".join(map(str, host.shape)),
         }
-        media_type = "application/x-npy" if format == "npy" else "application/octet-stream"
-        return _conditional(request, body, headers, media_type)
+        return cls(body, "application/x-npy" if form == "npy" else "application/octet-stream", headers)
 
-    return routes
+    @property
+    def etag(self) -> str:
+        return self.headers["ETag"]
 
 
 def _sliced(host: Any, text: str) -> Any:
@@ -96,20 +114,31 @@ def _npy(host: Any) -> memoryview:
     return buffer.getbuffer()
 
 
-def _conditional(request: Request, body: memoryview, headers: dict[str, str], media_type: str) -> Response:
+def _conditional(request: Request, content: _Content) -> Response:
     known = request.headers.get("if-none-match", "").strip()
-    if known == "*" or headers["ETag"] in known:
-        return Response(status_code=304, headers=headers)
+    if known == "*" or content.etag in known:
+        return Response(status_code=304, headers=content.headers)
     asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
-    if (
+    is_whole = (
         asked is None
         or asked.group() == "bytes=-"
-        or request.headers.get("if-range", headers["ETag"]) != headers["ETag"]
-    ):
-        return Response(bytes(body), headers=headers, media_type=media_type)
-    start, stop = _bounds(asked, len(body))
-    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-    return Response(bytes(body[start:stop]), status_code=206, headers=headers, media_type=media_type)
+        or request.headers.get("if-range", content.etag) != content.etag
+    )
+    if asked is None or is_whole:
+        return _sent(request, content, content.body, {})
+    length = len(content.body)
+    start, stop = _bounds(asked, length)
+    bounds = {"Content-Range": f"bytes {start}-{stop - 1}/{length}"}
+    return _sent(request, content, content.body[start:stop], bounds, status_code=206)
+
+
+def _sent(
+    request: Request, content: _Content, body: memoryview, more: Mapping[str, str], *, status_code: int = 200
+) -> Response:
+    """The answer with this part of the content, without a copy of it."""
+    headers = {**content.headers, **more, "Content-Length": str(len(body))}
+    parts = [] if request.method == "HEAD" else [body]
+    return PartsResponse(parts, headers=headers, media_type=content.media_type, status_code=status_code)
 
 
 def _bounds(asked: re.Match[str], length: int) -> tuple[int, int]:
