@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,14 +11,12 @@ from typing import Protocol
 
 from residual_store.digest import NO_DIGEST, Copied, Payload, digest_of
 from residual_store.leaf_copy import STREAMED_BYTES, LeafCopy, StreamedLeafCopy
-from residual_store.second_thread import SecondThread, wait_for_end
+from residual_store.second_thread import SecondThread, is_worth_two
 
 __all__ = ["Copier", "Copy"]
 
 type Copy = tuple[Payload, Payload, int]
 """Source, target, and where the target starts in the whole."""
-
-_WORTH_IT = 16 << 20
 
 
 class _Leaf(Protocol):
@@ -52,7 +49,7 @@ class Copier:
     def copy(self, copies: Sequence[Copy], *, copied: Copied = lambda start, stop: None) -> list[bytes]:
         """Make the ``copies`` and return their digests, in order; ``copied`` is told of each part, from any thread."""
         nbytes = sum(source.nbytes for source, *_ in copies)
-        least = math.inf if self._is_alone(nbytes) else self._streamed_bytes
+        least = self._streamed_bytes if is_worth_two(nbytes) else math.inf
         streamed = {index: copy for index, copy in enumerate(copies) if copy[0].nbytes >= least}
         others = {index: copy for index, copy in enumerate(copies) if index not in streamed}
         digests: dict[int, bytes] = {}
@@ -72,27 +69,14 @@ class Copier:
         return self._run([partial(_Whole, payload) for payload in payloads], sum(map(len, payloads)))
 
     def _run(self, leaves: Sequence[Callable[[], _Leaf]], nbytes: int) -> list[bytes]:
-        if not leaves or self._is_alone(nbytes):
+        if not leaves or not is_worth_two(nbytes):
             return [leaf().run() for leaf in leaves]
         sharing = _Sharing(leaves)
-        helping = self._second.start(sharing.from_the_end)
         try:
-            sharing.from_the_start()
+            self._second.beside(sharing.from_the_start, sharing.from_the_end, stop=sharing.stop)
         finally:
-            # Nobody may write to the targets after this call, and nothing may fail unseen.
             sharing.stop()
-            if helping is not None and not helping.cancel():
-                wait_for_end(helping, sharing.stop)
-                try:
-                    helping.result()
-                finally:
-                    # An error refers to this frame, which must not refer to the error.
-                    del helping
         return sharing.digests
-
-    @staticmethod
-    def _is_alone(nbytes: int) -> bool:
-        return nbytes < _WORTH_IT or len(os.sched_getaffinity(0)) < 2
 
     def close(self) -> None:
         """End the second thread."""

@@ -14,7 +14,15 @@ from typing import Any
 
 from residual_store.closing import ClosedAtExit
 
-__all__ = ["SecondThread", "wait_for_end"]
+__all__ = ["SecondThread", "is_worth_two"]
+
+_WORTH_TWO = 16 << 20
+"""Bytes from which two threads are done sooner than one, although the second has to wake up."""
+
+
+def is_worth_two(nbytes: int) -> bool:
+    """Whether so many bytes are worth a second thread here."""
+    return nbytes >= _WORTH_TWO and len(os.sched_getaffinity(0)) > 1
 
 
 class SecondThread(ClosedAtExit):
@@ -24,9 +32,11 @@ class SecondThread(ClosedAtExit):
     A kernel that finds all cores busy for a moment would put both threads on one, and leave them there for several slices
     of time, although the other core is idle again long before.
 
+    >>> done = []
     >>> with SecondThread() as second:
-    ...     second.start(lambda: 1 + 1).result()
-    2
+    ...     second.beside(lambda: done.append("mine"), lambda: done.append("theirs"), stop=lambda: None)
+    >>> sorted(done)
+    ['mine', 'theirs']
     """
 
     def __init__(self) -> None:
@@ -38,6 +48,32 @@ class SecondThread(ClosedAtExit):
         if self._worker is not None:
             self._worker.pool.shutdown(wait=False)
             self._worker = None
+
+    def beside(
+        self, mine: Callable[[], object], theirs: Callable[[], object], *, stop: Callable[[], object]
+    ) -> None:
+        """Do ``mine`` in this thread and ``theirs`` in the other; in this one too if the other does not come to it.
+
+        Returns, or raises the error of either, when both have ended: nobody goes on to write where the other has failed.
+        ``stop`` asks them to end soon; it is called after an error, and after an interrupt while this waits.
+        """
+        helping = self.start(theirs)
+        try:
+            mine()
+            if helping is None or helping.cancel():
+                theirs()
+        except BaseException:
+            stop()
+            raise
+        finally:
+            if helping is not None and not helping.cancel():
+                _wait_for_end(helping, stop)
+        try:
+            if helping is not None and not helping.cancelled():
+                helping.result()
+        finally:
+            # An error refers to this frame, which must not refer to the error.
+            del helping
 
     def start[T](self, work: Callable[[], T]) -> Future[T] | None:
         """What will have the result of ``work``; None if Python is about to end and starts nothing in threads any more."""
@@ -81,11 +117,11 @@ def _on[T](cores: set[int], work: Callable[[], T]) -> T:
     return work()
 
 
-def wait_for_end(work: Future[Any], stop: Callable[[], object]) -> None:
+def _wait_for_end(work: Future[Any], stop: Callable[[], object]) -> None:
     """Wait until ``work`` has ended; an interrupt in between asks it to ``stop``, and is raised when it has."""
     try:
         concurrent.futures.wait([work])
     except BaseException:
         stop()
-        wait_for_end(work, stop)
+        _wait_for_end(work, stop)
         raise

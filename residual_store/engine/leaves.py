@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -23,16 +22,13 @@ from residual_store.engine.record import Record
 from residual_store.engine.values import Seen, Values
 from residual_store.errors import DataLoss
 from residual_store.leaf import Leaf
-from residual_store.second_thread import SecondThread, wait_for_end
+from residual_store.second_thread import SecondThread, is_worth_two
 from residual_store.translation import Translation
 
 __all__ = ["PACKED", "LeafReader", "as_stored", "path_of"]
 
 PACKED = "packed/"
 _AHEAD = 2
-
-_WORTH_IT = 16 << 20
-"""Bytes from which two threads read large leaves."""
 
 type _Reading = tuple[Leaf, Callable[[], object]]
 
@@ -76,26 +72,12 @@ class LeafReader:
     def _finish_both(self, mine: Iterable[_Reading], others: Iterable[_Reading] | None) -> None:
         """Read in two threads; a leaf is read by one, whose descriptors the kernel sees read in order."""
         if others is None:
-            return self._finish_all(mine)
+            self._finish_all(mine)
+            return
         stop = threading.Event()
-        with SecondThread() as thread:
-            going_on = itertools.takewhile(lambda _: not stop.is_set(), others)
-            helping = thread.start(partial(self._finish_all, going_on))
-            if helping is None:
-                return self._finish_all(itertools.chain(mine, others))
-            try:
-                self._finish_all(mine)
-            except BaseException:
-                stop.set()
-                raise
-            finally:
-                # Nobody may write to the places after this call.
-                wait_for_end(helping, stop.set)
-            try:
-                helping.result()
-            finally:
-                # An error refers to this frame, which must not refer to the error.
-                del helping
+        going_on = itertools.takewhile(lambda _: not stop.is_set(), others)
+        with SecondThread() as second:
+            second.beside(partial(self._finish_all, mine), partial(self._finish_all, going_on), stop=stop.set)
 
     def _finish_all(self, readings: Iterable[_Reading]) -> None:
         begun: deque[_Reading] = deque()
@@ -165,7 +147,7 @@ class LeafReader:
 def _halves(leaves: Sequence[Leaf]) -> tuple[Sequence[Leaf], Sequence[Leaf]]:
     """Leaves in the order in which they lie in files, for two threads; all for one where a second is of no use."""
     ends = list(accumulate(leaf.nbytes for leaf in leaves))
-    if not ends or ends[-1] < _WORTH_IT or len(os.sched_getaffinity(0)) < 2:
+    if not ends or not is_worth_two(ends[-1]):
         return leaves, ()
     middle = bisect_left(ends, ends[-1] // 2) + 1
     return leaves[:middle], leaves[middle:]

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from residual_store.second_thread import SecondThread, wait_for_end
+from residual_store.second_thread import SecondThread, _wait_for_end
 
 
 def test_it_wakes_up_off_the_core_of_the_caller() -> None:
@@ -77,16 +77,18 @@ def test_several_callers_have_one_at_the_same_time() -> None:
 
 def test_an_interrupt_waits_for_the_end() -> None:
     """Ctrl-C while the caller waits asks the work to stop, and is raised when the second thread does nothing any more."""
-    caller, stopped, ended = threading.get_ident(), threading.Event(), threading.Event()
+    caller, begun = threading.get_ident(), threading.Event()
+    stopped, ended = threading.Event(), threading.Event()
 
     def work() -> None:
+        begun.set()
         while not stopped.wait(0.01):
             signal.pthread_kill(caller, signal.SIGINT)
         ended.set()
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         # Not before the caller waits, which the second thread cannot see.
-        while frame is not None and frame.f_code is not wait_for_end.__code__:
+        while frame is not None and frame.f_code is not _wait_for_end.__code__:
             frame = frame.f_back
         if frame is not None and not stopped.is_set():
             raise KeyboardInterrupt
@@ -94,10 +96,41 @@ def test_an_interrupt_waits_for_the_end() -> None:
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with SecondThread() as second:
-            working = second.start(work)
-            assert working is not None
             with pytest.raises(KeyboardInterrupt):
-                wait_for_end(working, stopped.set)
+                second.beside(begun.wait, work, stop=stopped.set)
             assert ended.is_set()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_what_the_other_does_not_come_to_is_done_here() -> None:
+    """As while it does something for another caller, and while Python ends."""
+    go_on, done = threading.Event(), []
+    with SecondThread() as second:
+        second.start(go_on.wait)
+        second.beside(lambda: done.append("mine"), lambda: done.append("theirs"), stop=go_on.set)
+        assert done == ["mine", "theirs"]
+        assert not go_on.is_set()
+        go_on.set()
+
+
+@pytest.mark.parametrize("whose", ["mine", "theirs"])
+def test_an_error_of_either_is_raised_when_both_have_ended(whose: str) -> None:
+    """Who goes on is asked to stop."""
+    both, stopped, ended = threading.Barrier(2), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        both.wait(30)
+        raise OSError("no room")
+
+    def go_on() -> None:
+        both.wait(30)
+        if whose == "mine":
+            stopped.wait(30)
+        ended.set()
+
+    mine, theirs = (fail, go_on) if whose == "mine" else (go_on, fail)
+    with SecondThread() as second, pytest.raises(OSError, match="no room"):
+        second.beside(mine, theirs, stop=stopped.set)
+    assert ended.is_set()
+    assert stopped.is_set() == (whose == "mine")
