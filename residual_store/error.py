@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = ["Field", "ResidualStoreError"]
 
@@ -26,3 +26,14 @@ class ResidualStoreError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.fields: Mapping[str, Field] = fields
+
+    def retold(self, detail: str, **fields: Field) -> Self:
+        """The same error anew, in other words and with more ``fields``; it has the same notes.
+
+        >>> ResidualStoreError("there is no room", free_bytes=0).retold("'run/a': there is no room", key="run/a").fields
+        {'free_bytes': 0, 'key': 'run/a'}
+        """
+        told = type(self)(detail, **{**self.fields, **fields})
+        for note in getattr(self, "__notes__", ()):
+            told.add_note(note)
+        return told

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jax.tree_util import tree_leaves, tree_structure
+from jax.tree_util import tree_leaves
 
 from residual_client import transforms
 from residual_client.backward import Backward, Calls
@@ -34,7 +34,7 @@ from residual_client.restore import (
 from residual_client.room import WhenFull
 from residual_client.sharding import Attempts, spread_of, with_attempt
 from residual_client.staging import Staging
-from residual_client.transfer import check_precision, check_readable, placement_of
+from residual_client.transfer import check_precision, check_readable
 from residual_client.transfers import Transfers
 from residual_client.upload import Progress
 from residual_client.vjp import check_vjp, residuals_of
@@ -163,23 +163,16 @@ class Client(ClosedAtExit):
             offload.upload = self._transfers.take(
                 manifest, holding, program, terms, named=not scratch, progress=progress
             )
-        local = Local(
-            treedef=tree_structure(vjp),
-            placements=[placement_of(leaf) for leaf in tree_leaves(vjp)],
-            upload=offload.upload,
-            number=number,
-            created=manifest.created,
-        )
         handle = Handle(
             key=key,
             fingerprint=manifest.fingerprint,
             scratch=scratch,
-            local=local,
+            local=Local.of(vjp, offload.upload, number=number, created=manifest.created),
             known_digest=offload.name,
         )
         if scratch:
             self._has_scratch = True
-            weakref.finalize(handle, self._transfers.forget, local.upload).atexit = False
+            weakref.finalize(handle, self._transfers.forget, offload.upload).atexit = False
         return self._transfers.noted(handle)
 
     def explain(

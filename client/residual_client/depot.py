@@ -161,7 +161,7 @@ def _about(key: str, function: str, what: str) -> Translation:
     def translate(error: Exception) -> None:
         if isinstance(error, ResidualStoreError):
             detail = f"{key!r} of {function}: {what}: {error.detail}"
-            raise type(error)(detail, **{**error.fields, "key": key}) from error
+            raise error.retold(detail, key=key) from error
 
     return Translation(translate)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from jax.sharding import Sharding
+from jax.tree_util import tree_leaves, tree_structure
 
+from residual_client.transfer import placement_of
 from residual_client.upload import State, Upload
 from residual_store.errors import InvalidOption
 from residual_store.manifest import Manifest
@@ -31,6 +33,14 @@ class Local:
     upload: Upload
     number: int
     created: float
+
+    @classmethod
+    def of(cls, vjp: Any, upload: Upload, *, number: int, created: float) -> Self:
+        """What this process has of the VJP object that the ``upload`` takes away."""
+        placements = [placement_of(leaf) for leaf in tree_leaves(vjp)]
+        return cls(
+            treedef=tree_structure(vjp), placements=placements, upload=upload, number=number, created=created
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

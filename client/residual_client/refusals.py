@@ -21,4 +21,4 @@ def about(key: str) -> Translation:
 
 def _translate(key: str, error: Exception) -> None:
     if isinstance(error, GradientRefused):
-        raise type(error)(f"{key!r}: {error.detail}", **{**error.fields, "key": key}) from error.__cause__
+        raise error.retold(f"{key!r}: {error.detail}", key=key) from error.__cause__

@@ -252,7 +252,7 @@ class Transfers:
                 self._prefetch.clear()
                 waited = time.monotonic() - started
                 if waited > self._motion.limit:
-                    raise Busy(f"{key!r}: {error.detail}; {_HELD}", **{**error.fields, "key": key}) from error
+                    raise error.retold(f"{key!r}: {error.detail}; {_HELD}", key=key) from error
             if waited > _TOLD_SECONDS and not is_told:
                 _logger.warning("the restore of %r waits for memory of the store: %s", key, _HELD)
                 is_told = True

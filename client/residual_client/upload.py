@@ -184,9 +184,8 @@ def _about(key: str, error: BaseException) -> BaseException:
     """The same error, which says which bundle was not stored, and does not hold its bytes."""
     _clear_frames(error)
     if isinstance(error, ResidualStoreError):
-        fields = {**error.fields, "key": key}
         detail = error.detail if repr(key) in error.detail else f"{key!r} is not stored: {error.detail}"
-        told = type(error)(detail, **fields).with_traceback(error.__traceback__)
+        told = error.retold(detail, key=key).with_traceback(error.__traceback__)
         told.__cause__ = error.__cause__
         return told
     error.add_note(f"{key!r} is not stored")
@@ -201,9 +200,9 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def again(error: BaseException) -> BaseException:
-    """An error of another thread, to be raised in this one; anew each time, so that it collects no tracebacks."""
+    """An error of another thread, to be raised in this one; one of this project anew each time, so that it collects no tracebacks."""
     if not isinstance(error, ResidualStoreError):
         return error
-    fresh = type(error)(error.detail, **error.fields)
+    fresh = error.retold(error.detail)
     fresh.__cause__ = error
     return fresh

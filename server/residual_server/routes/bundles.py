@@ -16,9 +16,10 @@ from residual_server.direct_route import DirectRoute, Query
 from residual_server.parts_response import PartsResponse
 from residual_server.problems import PROBLEM
 from residual_server.service import Service, is_quick
+from residual_store.bundle import Bundle
 from residual_store.frame import MEDIA_TYPE, frame_head, frame_nbytes, frame_parts
 from residual_store.parts import Part
-from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName
+from residual_store.place import ARENA_HEADER, SEGMENT_HEADER, BlockName, Place
 from residual_store.stat import digest_of_manifest
 from residual_store.store import IfExists, Receipt
 
@@ -101,15 +102,8 @@ def router(service: Service) -> APIRouter:
 
         at_once = piece is None and is_quick(store, leaves=len(bundle.manifest.leaves))
         receipt = await service.call(put, at_once=at_once)
-        stays = receipt.tier == "host" and not receipt.existed and piece is None and query.segment is not None
-        place = bundle.place if stays else None
         receipt = replace(receipt, transport="http" if query.segment is None else "segment")
-        return Response(
-            msgspec.json.encode(receipt),
-            status_code=200 if receipt.existed else 201,
-            headers={} if place is None else {SEGMENT_HEADER: place.to_text()},
-            media_type="application/json",
-        )
+        return _told(receipt, bundle.place if piece is None else None)
 
     @routes.get(
         "/v1/bundles/{key:path}",
@@ -127,23 +121,7 @@ def router(service: Service) -> APIRouter:
         """
         service.check_key(request, key, "read")
         bundle = await service.when_there(key, query.wait, lambda: store.get(key))
-        parts = bundle.parts or (bundle,)
-        places = [part.place for part in parts if part.manifest.nbytes]
-        head = frame_head(bundle.manifest)
-        length = frame_nbytes(head, bundle.manifest)
-        headers = {
-            "Content-Length": str(length),
-            "ETag": f'"{digest_of_manifest(bundle.manifest)}"',
-        }
-        arena = request.headers.get(ARENA_HEADER)
-        shared = [place.to_text() for place in places if place is not None and place.arena == arena]
-        if shared and len(shared) == len(places):
-            head = frame_head(parts[0].manifest)
-            headers |= {"Content-Length": str(len(head)), SEGMENT_HEADER: "; ".join(shared)}
-            return Response(head, headers=headers, media_type=MEDIA_TYPE)
-        if length <= _AT_ONCE:
-            return Response(b"".join(frame_parts(head, bundle)), headers=headers, media_type=MEDIA_TYPE)
-        return PartsResponse(frame_parts(head, bundle), headers=headers, media_type=MEDIA_TYPE)
+        return _placed(bundle, request.headers.get(ARENA_HEADER)) or _framed(bundle)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)
     async def head_bundle(
@@ -170,3 +148,39 @@ def router(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     return routes
+
+
+def _told(receipt: Receipt, place: Place | None) -> Response:
+    """The receipt, and where the client finds again what it has put into shared memory, if that stays there."""
+    stays = receipt.transport == "segment" and receipt.tier == "host" and not receipt.existed
+    return Response(
+        msgspec.json.encode(receipt),
+        status_code=200 if receipt.existed else 201,
+        headers={SEGMENT_HEADER: place.to_text()} if stays and place is not None else {},
+        media_type="application/json",
+    )
+
+
+def _placed(bundle: Bundle, arena: str | None) -> Response | None:
+    """The head of the frame and the places of its leaves; None unless all are in the ``arena``, which the client has mapped."""
+    parts = bundle.parts or (bundle,)
+    places = [part.place for part in parts if part.manifest.nbytes]
+    shared = [place.to_text() for place in places if place is not None and place.arena == arena]
+    if not shared or len(shared) < len(places):
+        return None
+    headers = {"ETag": _etag(bundle), SEGMENT_HEADER: "; ".join(shared)}
+    return Response(frame_head(parts[0].manifest), headers=headers, media_type=MEDIA_TYPE)
+
+
+def _framed(bundle: Bundle) -> Response:
+    """The whole frame."""
+    head = frame_head(bundle.manifest)
+    length, parts = frame_nbytes(head, bundle.manifest), frame_parts(head, bundle)
+    headers = {"Content-Length": str(length), "ETag": _etag(bundle)}
+    if length <= _AT_ONCE:
+        return Response(b"".join(parts), headers=headers, media_type=MEDIA_TYPE)
+    return PartsResponse(parts, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _etag(bundle: Bundle) -> str:
+    return f'"{digest_of_manifest(bundle.manifest)}"'
