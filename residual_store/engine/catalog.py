@@ -80,7 +80,7 @@ class Catalog:
         """Let a bundle live for ``ttl`` seconds from now, or without end."""
         expires_at = None if ttl is None else self._clock() + ttl
         if not self._host.lease(key, expires_at) and self._durable is not None:
-            self._durable.index.lease(key, expires_at)
+            self._durable.lease(key, ttl)
 
     def expired(self) -> list[tuple[Tier, str]]:
         """Tiers and keys of the bundles whose lease has ended."""

@@ -7,6 +7,7 @@ leaves are packed, so a bundle is a few files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,22 @@ class Database(ClosedAtExit):
             transaction=transaction,
             context=self._context,
         )
+
+    def lengthen(self, ttl: float | None) -> None:
+        """Give the record a lease of ``ttl`` seconds, or one without end, if that is longer; raises `DataLoss`.
+
+        Nothing is written if the record is gone.
+        """
+        record = self.read_record()
+        if record is None or not record.is_shorter(ttl):
+            return
+        with told_apart(self._what):
+            database = ts.KvStore.open(self._spec, context=self._context).result()
+            found = database.read(_RECORD).result()
+            # Another process may have made it longer meanwhile.
+            if found.state == "value" and Record.unpack(found.value, self._settings).is_shorter(ttl):
+                longer = replace(record, ttl=ttl).pack()
+                database.write(_RECORD, longer, if_equal=found.stamp.generation).result()
 
     # Reading
 

@@ -20,7 +20,6 @@ from residual_store.engine.generations import Generations
 from residual_store.engine.host import check_held
 from residual_store.engine.index import Entry, Index
 from residual_store.engine.key_locks import KeyLocks
-from residual_store.engine.large_leaf import LargeLeaf
 from residual_store.engine.programs import DurablePrograms
 from residual_store.engine.record import Record
 from residual_store.engine.root import Root
@@ -53,7 +52,7 @@ class DurableTier:
         clock: Callable[[], float] = time.time,
         in_background: bool = True,
     ) -> None:
-        self.root = self._root = root
+        self.root = root
         self._settings = settings
         self._clock = clock
         self._writers = Writers(root.directory)
@@ -69,7 +68,7 @@ class DurableTier:
             self.unsettled(), settle=self._settle, retry_seconds=settings.retry_after_seconds
         )
         self._writers.forget_dead()
-        self._root.empty_trash()
+        self.root.empty_trash()
         if in_background:
             self._backlog.start()
 
@@ -114,7 +113,7 @@ class DurableTier:
         return newest is None or newest.generation == generation
 
     def _full(self, error: StoreFull, needed: int) -> StoreFull:
-        free = shutil.disk_usage(self._root.directory).free if self._root.directory is not None else None
+        free = shutil.disk_usage(self.root.directory).free if self.root.directory is not None else None
         return StoreFull(f"{error.detail}; {needed} bytes are needed", needed_bytes=needed, free_bytes=free)
 
     def read(self, key: str, allocate: Callable[[int], Payload]) -> Bundle:
@@ -172,6 +171,14 @@ class DurableTier:
             return False
         return True
 
+    def lease(self, key: str, ttl: float | None) -> None:
+        """Let a bundle live for ``ttl`` seconds from now, or without end; a longer lease than before is kept without the index too."""
+        with self._noting.of(key):
+            if (entry := self.index.get(key)) is not None:
+                with self._database(key, entry.generation) as database:
+                    database.lengthen(ttl)
+                self.index.lease(key, None if ttl is None else self._clock() + ttl)
+
     def remove(self, key: str) -> None:
         """Remove a bundle, but not what another process is writing there; files first, so that a full disk has room for the index."""
         with self._noting.of(key):
@@ -191,7 +198,7 @@ class DurableTier:
     @property
     def can_share(self) -> bool:
         """Whether leaves can be shared: without locks between processes, one could collect what another has just used."""
-        return self._root.directory is not None
+        return self.root.directory is not None
 
     def sharing(self, *, to_collect: bool = False) -> AbstractContextManager[None]:
         """Hold off collectors of all processes, or all who use shared leaves; not to be nested."""
@@ -244,7 +251,7 @@ class DurableTier:
                 log.warning("not in the index: %s", error)
                 continue
             if record is not None:
-                # A touched lease is known to the index alone; without it the lease starts anew, so the bundle stays longer.
+                # A touch that does not make the lease longer is known to the index alone, so the bundle stays longer.
                 expires_at = None if record.ttl is None else self._clock() + record.ttl
                 return self._entry(key, generation, record, expires_at=expires_at)
         return None
@@ -277,20 +284,14 @@ class DurableTier:
     def _database(self, key: str, generation: str) -> Database:
         folder = self._generations.folder(key, generation)
         return Database(
-            self._root.spec(folder),
-            context=self._root.context,
+            self.root.spec(folder),
+            context=self.root.context,
             settings=self._settings,
             what=f"the bundle {key!r}",
-            directory=self._root.directory / folder if self._root.directory is not None else None,
+            directory=self.root.directory / folder if self.root.directory is not None else None,
         )
 
     def _entry(self, key: str, generation: str, record: Record, *, expires_at: float | None) -> Entry:
         manifest = record.manifest
         stat = stat_of(key, manifest, tier="durable", arrived=record.arrived, expires_at=expires_at)
-        paths = [f"{leaf.index} ({leaf.path})" for leaf in manifest.leaves]
-        return Entry(
-            stat=stat,
-            generation=generation,
-            paths=" to ".join(paths[:1] + paths[1:][-1:]),
-            leaves=LargeLeaf.all_of(key, manifest, self._settings.dedup_bytes),
-        )
+        return Entry.of(stat, manifest, generation=generation, least=self._settings.dedup_bytes)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from residual_store.engine.index_file import IndexFile
 from residual_store.engine.large_leaf import LargeLeaf
 from residual_store.key import run_of
+from residual_store.manifest import Manifest
 from residual_store.store import RunUsage, Stat, Tier
 
 __all__ = ["Entry", "Index"]
@@ -36,6 +38,17 @@ class Entry:
     generation: str = ""
     paths: str = ""
     leaves: tuple[LargeLeaf, ...] = ()
+
+    @classmethod
+    def of(cls, stat: Stat, manifest: Manifest, *, generation: str, least: int) -> Self:
+        """The row of a bundle whose large leaves have ``least`` bytes."""
+        ends = manifest.leaves[:1] + manifest.leaves[1:][-1:]
+        return cls(
+            stat=stat,
+            generation=generation,
+            paths=" to ".join(f"{leaf.index} ({leaf.path})" for leaf in ends),
+            leaves=LargeLeaf.all_of(stat.key, manifest, least),
+        )
 
 
 class Index:

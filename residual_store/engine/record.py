@@ -40,6 +40,10 @@ class Record:
         """The leaves that have arrays of their own."""
         return tuple(leaf for leaf in self.manifest.leaves if 0 < self.packed_below <= leaf.nbytes)
 
+    def is_shorter(self, ttl: float | None) -> bool:
+        """Whether its lease is shorter than one of ``ttl`` seconds, None for one without end."""
+        return self.ttl is not None and (ttl is None or self.ttl < ttl)
+
     def pack(self) -> bytes:
         """As bytes, with a digest."""
         content: bytes = msgpack.packb(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +16,10 @@ import pytest
 from residual_store import Settings, Stat
 from residual_store.engine.index import Entry, Index
 from residual_store.engine.local import LocalStore
-from residual_store.errors import StoreBroken
+from residual_store.errors import DataLoss, NotFound, StoreBroken
 from tests.store.bundles import assert_equal, noise
+from tests.store.roots import data_files
+from tests.store.test_store import Clock
 
 PAGE = 4096
 
@@ -131,6 +135,55 @@ def test_a_lease_survives_a_restart_and_not_a_lost_index(tmp_path: Path) -> None
         assert touched is not None
         assert found is not None
         assert touched + 900 < found
+
+
+@pytest.mark.parametrize("kind", ["file", "objects"])
+def test_a_longer_lease_is_kept_without_the_index(tmp_path: Path, kind: str) -> None:
+    """On an object store every start is one; a lease that was made shorter since ends later, and never too early."""
+    base = {"driver": "file", "path": f"{tmp_path}/"}
+    objects = json.dumps({"driver": "kvstack", "layers": [{"base": base}]})
+    url, clock = tmp_path.as_uri() if kind == "file" else objects, Clock()
+    touches: dict[str, tuple[float | None, ...]] = {
+        "run/ended": (None,),
+        "run/longer": (500, 20),
+        "run/both": (500, None, 20),
+        "run/shorter": (20,),
+        "run/none": (),
+    }
+    bundle = noise(3 << 20)
+    with LocalStore.at(url, settings=Settings(), clock=clock) as store:
+        for key, ttls in touches.items():
+            store.put(key, bundle, ttl=50)
+            for ttl in ttls:
+                expires_at = store.touch(key, ttl=ttl).expires_at
+                assert expires_at == (None if ttl is None else clock() + ttl)
+    _delete(tmp_path / "index.sqlite")
+    with LocalStore.at(url, settings=Settings(), clock=clock) as store:
+        left = {key: store.stat(key).expires_at for key in touches}
+        assert left == {
+            "run/ended": None,
+            "run/longer": clock() + 500,
+            "run/both": None,
+            "run/shorter": clock() + 50,
+            "run/none": clock() + 50,
+        }
+        for key in touches:
+            assert_equal(store.get(key), bundle)
+
+
+def test_a_touch_of_a_damaged_bundle_says_so(tmp_path: Path) -> None:
+    """And one of a bundle that another process has deleted writes nothing."""
+    with _at(tmp_path) as store:
+        for key in ("run/damaged", "run/gone"):
+            store.put(key, noise(10), ttl=50)
+        for file in data_files(tmp_path, "run/damaged"):
+            file.write_bytes(b"x" * file.stat().st_size)
+        with pytest.raises(DataLoss):
+            store.touch("run/damaged", ttl=500)
+        shutil.rmtree(tmp_path / "bundles" / "run" / "gone")
+        with contextlib.suppress(NotFound):
+            store.touch("run/gone", ttl=500)
+        assert not (tmp_path / "bundles" / "run" / "gone").exists()
 
 
 def _entry(key: str, *, expires_at: float | None = None) -> Entry:
