@@ -67,8 +67,8 @@ def split(nodes: Sequence[Node]) -> list[list[Node]]:
     return parts
 
 
-def check_tree(nodes: Sequence[Any], where: str) -> int:
-    """The number of leaves of a well-formed tree (0 nodes are no tree); raises `InvalidManifest`."""
+def check_tree(nodes: Sequence[Any], where: str) -> None:
+    """Raise `InvalidManifest` unless the nodes are those of one tree, or none."""
     missing = 1 if nodes else 0
     for index, node in enumerate(nodes):
         if not _is_node(node) or not missing:
@@ -76,7 +76,6 @@ def check_tree(nodes: Sequence[Any], where: str) -> int:
         missing += arity(node) - 1
         if missing > len(nodes) - index - 1:
             raise InvalidManifest(f"{where}[{index}] has more children than nodes follow")
-    return leaf_count(nodes)
 
 
 def _is_node(node: Any) -> bool:

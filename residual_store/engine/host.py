@@ -38,7 +38,7 @@ class HostTier:
     """Bundles in the order of their arrival, the leaves that they share, and copies of what is in the durable tier.
 
     Of a key there is one or the other; a copy may be dropped at any time and does not show in listings.
-    Nothing here takes longer when there are more bundles.
+    No put, get or removal takes longer when there are more bundles.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:

@@ -30,6 +30,18 @@ def _code(text: str) -> str:
     return f"`{text}`"
 
 
+# Modules
+
+
+def test_every_module_stands_on_the_page_of_the_architecture() -> None:
+    """A newcomer finds what each one is for."""
+    text = page("docs/architecture.md")
+    folders = ("residual_store", "residual_store/engine", "server/residual_server", "client/residual_client")
+    modules = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).glob("[a-z]*.py")]
+    assert len(modules) > 100
+    assert [module for module in modules if f"(../{module})" not in text] == []
+
+
 # Settings and options
 
 
