@@ -167,6 +167,14 @@ class Database(ClosedAtExit):
                 self._check(leaf, digests[source.index])
         return Bundle.of_segment(record.manifest, segment)
 
+    def check(self, record: Record) -> None:
+        """Read all leaves, a part of them at a time, and verify them; raises `DataLoss` and names the leaf."""
+        reader = LeafReader(self._values, record, what=self._what)
+        for leaves in (record.packed, *((leaf,) for leaf in record.large)):
+            digests = reader.read({leaf.index: np.empty(leaf.nbytes, np.uint8) for leaf in leaves})
+            for leaf in leaves:
+                self._check(leaf, digests[leaf.index])
+
     def read_leaf(self, record: Record, leaf: Leaf, segment: Payload) -> Payload:
         """The bytes of one leaf that is not an alias, read into ``segment`` and verified; raises `DataLoss`."""
         places = {leaf.index: segment}

@@ -11,11 +11,12 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 from residual_store.bundle import Bundle, Payload
 from residual_store.engine.backlog import Backlog
 from residual_store.engine.database import Database
+from residual_store.engine.faults import told_apart
 from residual_store.engine.generations import Generations
 from residual_store.engine.host import check_held
 from residual_store.engine.index import Entry, Index
@@ -55,20 +56,22 @@ class DurableTier:
         self.root = root
         self._settings = settings
         self._clock = clock
-        self._writers = Writers(root.directory)
         self._noting = KeyLocks()
-        self._generations = Generations(root, writers=self._writers, settings=settings, clock=clock)
+        self._damaged: set[str] = set()
         self.programs = DurablePrograms(root)
-        self.index = Index(
-            root.directory / "index.sqlite" if root.directory else None,
-            tier="durable",
-            until=lambda: clock() + settings.dedup_seconds,
-        )
-        self._backlog = Backlog(
-            self.unsettled(), settle=self._settle, retry_seconds=settings.retry_after_seconds
-        )
-        self._writers.forget_dead()
-        self.root.empty_trash()
+        index = root.directory / "index.sqlite" if root.directory else None
+        with ExitStack() as opened, told_apart(f"opening {root.url}"):
+            self._writers = Writers(root.directory)
+            opened.callback(self._writers.close)
+            self._generations = Generations(root, writers=self._writers, settings=settings, clock=clock)
+            self.index = Index(index, tier="durable", until=lambda: clock() + settings.dedup_seconds)
+            opened.callback(self.index.close)
+            self._backlog = Backlog(
+                self.unsettled(), settle=self._settle, retry_seconds=settings.retry_after_seconds
+            )
+            self._writers.forget_dead()
+            self.root.empty_trash()
+            opened.pop_all()
         if in_background:
             self._backlog.start()
 
@@ -99,7 +102,7 @@ class DurableTier:
         record = Record(manifest=bundle.manifest, arrived=arrived, ttl=ttl, packed_below=packed_below)
         try:
             self._generations.make(key, generation)
-            with self._database(key, generation) as database:
+            with self._generations.database(key, generation) as database:
                 database.write(bundle, record)
             expires_at = None if ttl is None else arrived + ttl
             with self._noting.of(key):
@@ -150,7 +153,7 @@ class DurableTier:
         """The result of ``read``, again if the generation was replaced meanwhile, by whatever process."""
         while (entry := self.find(key)) is not None:
             try:
-                with self._database(key, entry.generation) as database:
+                with self._generations.database(key, entry.generation) as database:
                     if (record := database.read_record()) is not None:
                         return read(database, record)
                 raise DataLoss(
@@ -160,13 +163,21 @@ class DurableTier:
             except DataLoss:
                 now = self.refreshed(key)
                 if now is not None and now.generation == entry.generation:
+                    self._damaged.add(entry.generation)
                     raise
         raise NotFound(f"there is no bundle {key!r}", key=key)
 
-    def is_whole(self, key: str) -> bool:
-        """Whether the manifest of a bundle can be read, so that a repeated put would mend nothing."""
+    def is_whole(self, key: str, *, at_a_glance: bool = False) -> bool:
+        """Whether all of a bundle can be read, so that a repeated put would mend nothing.
+
+        With ``at_a_glance``, only its manifest is read, and all of it if damage was found there before.
+        """
         try:
-            self.read_manifest(key)
+            entry = self.find(key)
+            if at_a_glance and entry is not None and entry.generation not in self._damaged:
+                self.read_manifest(key)
+            else:
+                self._read(key, lambda database, record: database.check(record))
         except (NotFound, DataLoss):
             return False
         return True
@@ -175,7 +186,7 @@ class DurableTier:
         """Let a bundle live for ``ttl`` seconds from now, or without end; a longer lease than before is kept without the index too."""
         with self._noting.of(key):
             if (entry := self.index.get(key)) is not None:
-                with self._database(key, entry.generation) as database:
+                with self._generations.database(key, entry.generation) as database:
                     database.lengthen(ttl)
                 self.index.lease(key, None if ttl is None else self._clock() + ttl)
 
@@ -188,7 +199,7 @@ class DurableTier:
                 if (
                     is_committed
                     or self._generations.is_abandoned(generation)
-                    or not self._is_begun(key, generation)
+                    or not self._generations.is_begun(key, generation)
                 ):
                     self._generations.remove(key, generation)
             self.refreshed(key)
@@ -245,7 +256,7 @@ class DurableTier:
             if known is not None and generation == known.generation:
                 return known
             try:
-                with self._database(key, generation) as database:
+                with self._generations.database(key, generation) as database:
                     record = database.read_record()
             except DataLoss as error:
                 log.warning("not in the index: %s", error)
@@ -269,27 +280,13 @@ class DurableTier:
         for generation in self._generations.of(key):
             if newest is not None and generation == newest.generation:
                 continue
-            if self._is_begun(key, generation):
+            if self._generations.is_begun(key, generation):
                 removable = self._generations.is_abandoned(generation)
             else:
                 removable = newest is not None and generation < newest.generation
             if removable:
                 self._generations.remove(key, generation)
         return newest
-
-    def _is_begun(self, key: str, generation: str) -> bool:
-        with self._database(key, generation) as database:
-            return database.is_begun()
-
-    def _database(self, key: str, generation: str) -> Database:
-        folder = self._generations.folder(key, generation)
-        return Database(
-            self.root.spec(folder),
-            context=self.root.context,
-            settings=self._settings,
-            what=f"the bundle {key!r}",
-            directory=self.root.directory / folder if self.root.directory is not None else None,
-        )
 
     def _entry(self, key: str, generation: str, record: Record, *, expires_at: float | None) -> Entry:
         manifest = record.manifest

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 
+from residual_store.engine.database import Database
 from residual_store.engine.root import Root
 from residual_store.engine.writers import Writers
 from residual_store.errors import InvalidKey
@@ -36,6 +37,22 @@ class Generations:
         folder = f"{_BUNDLES}{key}/{_MARK}{generation}/"
         self._root.check_inside(folder)
         return folder
+
+    def database(self, key: str, generation: str) -> Database:
+        """The database of a generation, to be closed after use; raises `InvalidOption` as `folder` does."""
+        folder = self.folder(key, generation)
+        return Database(
+            self._root.spec(folder),
+            context=self._root.context,
+            settings=self._settings,
+            what=f"the bundle {key!r}",
+            directory=self._root.directory / folder if self._root.directory is not None else None,
+        )
+
+    def is_begun(self, key: str, generation: str) -> bool:
+        """Whether nothing of a generation has been committed yet."""
+        with self.database(key, generation) as database:
+            return database.is_begun()
 
     def of(self, key: str) -> list[str]:
         """The generations of one key, the oldest first, committed or not."""

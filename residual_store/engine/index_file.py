@@ -17,6 +17,9 @@ __all__ = ["IndexFile"]
 _VERSION = 2
 _TIMEOUT_SECONDS = 30.0
 _IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_IOERR_SHORT_READ)
+"""Such as a table with other columns, and a file that was cut off; other operational errors say nothing of the file."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bundles (
     key TEXT PRIMARY KEY, run TEXT NOT NULL, generation TEXT NOT NULL, fingerprint TEXT, leaves INTEGER NOT NULL,
@@ -40,7 +43,8 @@ class IndexFile:
 
     def __init__(self, path: Path | None) -> None:
         self._lock = threading.RLock()
-        self._database = _open(path)
+        with Translation(_translate):
+            self._database = _open(path)
 
     def close(self) -> None:
         with self._lock:
@@ -81,7 +85,9 @@ def _translate(error: Exception) -> None:
         case sqlite3.OperationalError() if "full" in str(error):
             raise StoreFull("there is no room on the disk for the index") from error
         case sqlite3.OperationalError():
-            raise InternalError(f"the index failed: {error}") from error
+            raise InternalError(
+                f"the index failed: {error}; is there room on the disk, and may this process write below the root?"
+            ) from error
         case sqlite3.DatabaseError():
             raise InternalError(
                 f"the index is damaged: {error}; stop, delete index.sqlite and start again"
@@ -91,12 +97,17 @@ def _translate(error: Exception) -> None:
 def _open(path: Path | None) -> sqlite3.Connection:
     try:
         return _connect_in_turn(path)
-    except sqlite3.DatabaseError:
-        if path is None:
+    except sqlite3.DatabaseError as error:
+        # What cannot be opened now may be in use by others, and what it says of leases may stand nowhere else.
+        if path is None or not _is_damage(error):
             raise
         for stale in path.parent.glob(path.name + "*"):
             stale.unlink(missing_ok=True)
         return _connect_in_turn(path)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    return not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorcode in _DAMAGE
 
 
 def _connect_in_turn(path: Path | None) -> sqlite3.Connection:

@@ -44,7 +44,7 @@ class Leases:
             try:
                 self.expire()
             except ResidualStoreError as error:
-                # What cannot be removed now is invisible all the same, and no reason to refuse a put.
+                # No reason to refuse a put.
                 log.warning("bundles whose lease has ended are removed later: %s", error, exc_info=error)
             self._sweep_at = self._clock() + self._settings.sweep_seconds
 
@@ -52,12 +52,18 @@ class Leases:
         """Remove the bundles whose lease has ended, and return how many; then what only they had goes in its time."""
         # Who sweeps in a thread of its own, as a server does, does it again before a put has to.
         self._sweep_at = self._clock() + 2 * self._settings.sweep_seconds
-        count = 0
-        for tier, key in self._catalog.expired():
-            with self._writing.of(key):
-                if self._catalog.has_expired(tier, key):
-                    self._remove[tier](key)
-                    count += 1
+        count = sum([self._has_removed(tier, key) for tier, key in self._catalog.expired()])
         self._collect()
         self.expired += count
         return count
+
+    def _has_removed(self, tier: Tier, key: str) -> bool:
+        try:
+            with self._writing.of(key):
+                if is_over := self._catalog.has_expired(tier, key):
+                    self._remove[tier](key)
+                return is_over
+        except ResidualStoreError as error:
+            # No reason to keep the others, and it is invisible all the same.
+            log.warning("%r, whose lease has ended, is removed later: %s", key, error, exc_info=error)
+            return False

@@ -104,8 +104,7 @@ class LocalStore(ClosedAtExit):
             copier=self._copier,
         )
         remove: dict[Tier, Callable[[str], None]] = {"host": self._host.remove}
-        if durable is not None:
-            remove["durable"] = durable.remove
+        remove |= {"durable": durable.remove} if durable is not None else {}
         self._commits = Commits(
             catalog=self._catalog, host=self._host, durable=durable, writing=self._writing, clock=clock
         )
@@ -247,11 +246,12 @@ class LocalStore(ClosedAtExit):
 
     def delete_prefix(self, prefix: str) -> int:
         check_deleted(prefix, self.settings)
-        count = 0
-        while page := self.list(prefix=prefix, limit=min(100, self.settings.page_entries)).entries:
+        count, after, limit = 0, "", min(100, self.settings.page_entries)
+        while page := self.list(prefix=prefix, after=after, limit=limit).entries:
             for stat in page:
                 self._remove(stat.key)
-            count += len(page)
+            # Not from the start again: what is put there meanwhile stays, and this ends.
+            count, after = count + len(page), page[-1].key
         self._sharing.drop(prefix)
         self._parts.forget_below(prefix)
         return count

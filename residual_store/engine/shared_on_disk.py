@@ -29,6 +29,8 @@ class SharedOnDisk:
         self._settings = settings
         self._writing = writing
         self._clock = clock
+        self._looked_at: set[str] = set()
+        """The leaves that this process has read, or written: what a file holds may be damaged long before somebody reads it."""
 
     @property
     def possible(self) -> bool:
@@ -45,11 +47,13 @@ class SharedOnDisk:
         if not self.possible:
             return False
         with self._durable.sharing(), self._writing.of(key):
-            if self._durable.is_whole(key):
+            if self._durable.is_whole(key, at_a_glance=key in self._looked_at):
+                self._looked_at.add(key)
                 return self._durable.index.extend(key, until)
             if bundle is not None:
                 ttl = self._settings.dedup_seconds
                 self._durable.write(key, bundle, arrived=self._clock(), ttl=ttl)
+                self._looked_at.add(key)
                 self._durable.index.extend(key, until)
             return bundle is not None
 
@@ -66,4 +70,5 @@ class SharedOnDisk:
             unused = self._durable.index.unused(now, prefix=f"{run}/")
             for key in unused:
                 self._durable.remove(key)
+                self._looked_at.discard(key)
             return unused

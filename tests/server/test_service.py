@@ -43,7 +43,7 @@ def test_the_sweeper_goes_on_after_a_failure(tmp_path: Path) -> None:
         (root / "trash").rmdir()
         (root / "trash").touch()
         store.put("run/a", noise(8), ttl=0.01)
-        until(lambda: log.read_text().count("whose lease has ended are removed later") > 1)
+        until(lambda: log.read_text().count("whose lease has ended, is removed later") > 1)
         (root / "trash").unlink()
         (root / "trash").mkdir()
         until(lambda: store.usage().expired == 1)
