@@ -93,8 +93,12 @@ class DurableTier:
         if not self.can_share:
             check_held(key, bundle.manifest, lambda shared_key: False)
         with self.sharing():
-            check_held(key, bundle.manifest, lambda shared_key: self.find(shared_key) is not None)
+            check_held(key, bundle.manifest, self._is_held)
             return self._write(key, bundle, arrived=arrived, ttl=ttl)
+
+    def _is_held(self, shared_key: str) -> bool:
+        entry = self.find(shared_key)
+        return entry is not None and entry.generation not in self._damaged
 
     def _write(self, key: str, bundle: Bundle, *, arrived: float, ttl: float | None) -> bool:
         generation = self._generations.next(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["data_files", "generations", "leftovers"]
+__all__ = ["data_files", "flip_a_bit", "generations", "leftovers"]
 
 
 def generations(root: Path) -> dict[str, list[Path]]:
@@ -44,3 +44,11 @@ def leftovers(root: Path, keys: set[str]) -> list[str]:
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
+
+
+def flip_a_bit(root: Path, key: str) -> None:
+    """Damage the bytes of the leaves of a bundle, in the middle of its largest file."""
+    file = max(data_files(root, key), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)

@@ -8,17 +8,19 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tensorstore as ts
 
-from residual_store import Settings
+from residual_store import Bundle, Settings
 from residual_store.engine.local import LocalStore
 from residual_store.errors import NotFound
+from residual_store.store import IfExists
 from tests.servers import until
 from tests.store.bundles import assert_equal, filled, noise
-from tests.store.roots import generations, leftovers
+from tests.store.roots import flip_a_bit, generations, leftovers
 
 
 def _at(root: Path) -> LocalStore:
@@ -138,3 +140,32 @@ def test_a_database_without_its_record_is_no_bundle(tmp_path: Path, replaces: bo
         assert leftovers(tmp_path, {"run/b"} | ({"run/a"} if replaces else set())) == []
         store.put("run/a", noise(5), if_exists="replace")
         assert store.get("run/a").manifest.nbytes == 5
+
+
+@pytest.mark.parametrize("if_exists", ["error", "same", "replace"])
+@pytest.mark.parametrize("sizes", [[3 << 20], [5, 70_000]], ids=["an array", "packed"])
+def test_the_same_put_mends_what_is_damaged(tmp_path: Path, sizes: list[int], if_exists: IfExists) -> None:
+    """A put is acknowledged for bytes that can be read, also where a bundle stands already that says it is the same."""
+    bundle = Bundle.of_arrays({str(size): noise(size).array(0) for size in sizes})
+    with _at(tmp_path) as store:
+        store.put("run/a", bundle)
+        assert store.put("run/a", bundle, if_exists=if_exists).existed
+        flip_a_bit(tmp_path, "run/a")
+        receipt = store.put("run/a", bundle, if_exists=if_exists)
+        assert (receipt.existed, receipt.durability) == (False, "disk")
+        assert_equal(store.get("run/a"), bundle)
+
+
+def test_the_deletion_of_a_prefix_ends_while_puts_go_on(tmp_path: Path) -> None:
+    """What was there before is gone, and it does not go on for as long as somebody puts."""
+    with _at(tmp_path) as store, ThreadPoolExecutor(1) as thread:
+        for number in range(120):
+            store.put(f"run/{number:03}", noise(8))
+        deleting = thread.submit(store.delete_prefix, "run/")
+        puts = 0
+        while not deleting.done():
+            store.put(f"run/{puts % 100:03}/again", noise(8), if_exists="replace")
+            puts += 1
+            assert puts < 20_000
+        assert deleting.result() >= 120
+        assert all(entry.key.endswith("/again") for entry in store.list(limit=500).entries)

@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from residual_store import Settings
 from residual_store.engine.local import LocalStore
-from residual_store.errors import StoreFull
+from residual_store.errors import InternalError, StoreFull
 from tests.store.bundles import assert_equal, noise
 from tests.store.roots import data_files, leftovers
 
@@ -76,6 +77,26 @@ def test_a_disk_without_a_free_byte(full_disk: Path) -> None:
         (full_disk / "filler").unlink()
         store.put("run/b", noise(10))
         assert store.touch("run/a", ttl=500).expires_at is not None
+
+
+def test_a_full_disk_costs_no_index(full_disk: Path) -> None:
+    """A root that cannot be opened now says why, keeps no descriptor, and has all that it had when there is room again."""
+    bundle = noise(1 << 20)
+    with _at(full_disk) as store:
+        store.put("run/a", bundle, ttl=1000)
+        expires_at = store.touch("run/a", ttl=300).expires_at
+    _fill(full_disk / "filler")
+    before = (full_disk / "index.sqlite").read_bytes()
+    descriptors = psutil.Process().num_fds()
+    for _ in range(3):
+        with pytest.raises((StoreFull, InternalError), match="room on the disk"):
+            _at(full_disk)
+    assert psutil.Process().num_fds() == descriptors
+    assert (full_disk / "index.sqlite").read_bytes() == before
+    (full_disk / "filler").unlink()
+    with _at(full_disk) as store:
+        assert store.stat("run/a").expires_at == expires_at
+        assert_equal(store.get("run/a"), bundle)
 
 
 def _fill(path: Path) -> None:

@@ -18,7 +18,7 @@ from residual_store.stat import digest_of_manifest
 from residual_store.store import Durability
 from tests.servers import Server
 from tests.store.bundles import assert_equal, sharded
-from tests.store.roots import data_files, generations
+from tests.store.roots import data_files, flip_a_bit, generations
 from tests.store.sharing_child import SETTINGS, rounds
 
 _W = np.random.default_rng(0).random((512, 1024), dtype=np.float32)
@@ -278,6 +278,35 @@ def test_a_damaged_shared_leaf_is_named_and_mended(tmp_path: Path) -> None:
     record.write_bytes(b"")
     with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
         assert store.held("run", [_SHARED]) == (False,)
+
+
+def test_a_shared_leaf_whose_bytes_are_damaged_is_not_held(tmp_path: Path) -> None:
+    """It is made again from a bundle that has its bytes, or sent again: nothing is acknowledged that cannot be read."""
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        sent = _put_two(store, "run", "disk")
+    flip_a_bit(tmp_path, _SHARED.key("run"))
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        assert store.held("run", [_SHARED]) == (True,)
+        assert_equal(store.get("run/b"), sent)
+        store.delete("run/a")
+        flip_a_bit(tmp_path, _SHARED.key("run"))
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        with pytest.raises(DataLoss, match="leaf 1"):
+            store.get("run/b")
+        assert store.held("run", [_SHARED]) == (False,)
+        with pytest.raises(LeafNotHeld):
+            store.put("run/c", with_shared(_bundle(3), [1]), durability="disk")
+
+
+def test_damage_that_a_read_has_found_counts(tmp_path: Path) -> None:
+    """Also in the process that has written the leaf, which takes it for whole at a glance."""
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        sent = _put_two(store, "run", "disk")
+        flip_a_bit(tmp_path, _SHARED.key("run"))
+        with pytest.raises(DataLoss, match="leaf 1"):
+            store.get("run/b")
+        assert store.held("run", [_SHARED]) == (True,)
+        assert_equal(store.get("run/b"), sent)
 
 
 def test_what_a_process_committed_without_noting_it_counts(tmp_path: Path) -> None:
