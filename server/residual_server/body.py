@@ -182,6 +182,11 @@ def _check_headers(request: Request, kinds: tuple[str, ...] = _BINARY) -> int | 
         raise UnsupportedMedia(
             f"the content encoding {coding[:60]!r} is not supported; send the bytes as they are"
         )
+    transfer = request.headers.get("transfer-encoding", "chunked").strip().lower()
+    if transfer != "chunked":
+        raise UnsupportedMedia(
+            f"the transfer encoding {transfer[:60]!r} is not supported; send the bytes as they are"
+        )
     length = request.headers.get("content-length")
     return int(length) if length is not None else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, cast
 
 import anyio
@@ -18,6 +19,7 @@ from residual_store.settings import Settings
 __all__ = ["limited_protocol"]
 
 _READ_AT_ONCE = 256 * 1024
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -39,6 +41,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes: int | None = 0
+        self._awaits_head = True
         self._late: asyncio.TimerHandle | None = None
         self._untaken: asyncio.TimerHandle | None = None
 
@@ -60,7 +63,7 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self._awaits_head else data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -68,6 +71,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._start_head()
 
     def on_headers_complete(self) -> None:
+        self._awaits_head = False
         self._end_head()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
@@ -76,6 +80,10 @@ class _LimitedProtocol(HttpToolsProtocol):
                 direct_body.EXTENSION: DirectBody(self.transport, request),
                 direct_answer.EXTENSION: DirectAnswer(self.transport, request, self.threads),
             }
+
+    def on_message_complete(self) -> None:
+        self._awaits_head = True
+        super().on_message_complete()
 
     def _start_head(self) -> None:
         self._head_bytes = 0
@@ -124,6 +132,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self.transport.set_protocol(self)
         if whole:
             self.parser = httptools.HttpRequestParser(self)
+            self._awaits_head = True
             cycle.more_body = False
         else:
             cycle.keep_alive = False
@@ -147,6 +156,17 @@ class _LimitedProtocol(HttpToolsProtocol):
         cycle.expected_content_length -= nbytes
         if not self.transport.is_closing():
             self.flow.resume_reading()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The same head of a request, and what follows it, without an offer to go over to another protocol, such as h2c.
+
+    A server may ignore that (RFC 9110, 7.8), and the parser would take no body after it.
+    """
+    end = data.find(b"\r\n\r\n") + 1 or len(data)
+    if _UPGRADE.search(data, 0, end) is None:
+        return data
+    return _UPGRADE.sub(b"\r\nIgnored:", data[:end]) + data[end:]
 
 
 class _Request:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from residual_store import open_store
+from residual_store import Bundle, open_store
 from residual_store.errors import Busy, NotFound
 from tests.server.raw import Answer, Connection, ask, frame_of, head_of
 from tests.servers import Server, running_server, until
@@ -82,6 +83,32 @@ def test_a_coded_body_is_refused(server: Server, coding: str) -> None:
     answer = _put(server, FRAME, {"Content-Encoding": coding})
     assert (answer.status, answer.code) == (415, "unsupported-media")
     assert _is_absent(server)
+
+
+def test_a_coded_transfer_is_refused(server: Server) -> None:
+    """Nobody decodes it, so what is stored would not be what was meant."""
+    headers = {"Transfer-Encoding": "gzip, chunked", "Content-Type": "application/octet-stream"}
+    with Connection(server.url) as connection:
+        connection.send(head_of("PUT", "/v1/bundles/body/a", headers), _chunked(FRAME))
+        answer = connection.answer()
+    assert (answer.status, answer.code) == (415, "unsupported-media")
+    assert _is_absent(server)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_an_offer_of_another_protocol_is_ignored(server: Server, size: int) -> None:
+    """As curl --http2 and Java's client make with each request; the connection goes on with HTTP/1.1."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQ"}
+    frame = frame_of(Bundle.of_arrays({"upgrade:": np.arange(size)}))
+    with Connection(server.url) as connection:
+        for status in (201, 200):
+            connection.send(
+                head_of("PUT", f"/v1/bundles/body/h2-{size}", {**offer, "Content-Length": str(len(frame))}),
+                frame,
+            )
+            assert connection.answer().status == status
+        connection.send(head_of("GET", f"/v1/bundles/body/h2-{size}", offer))
+        assert connection.answer().body == frame
 
 
 def test_the_forms_of_curl_are_accepted(server: Server) -> None:

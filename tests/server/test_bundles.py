@@ -99,6 +99,27 @@ def test_the_manifest_comes_as_it_is_asked_for(server: Server) -> None:
         leaf.digest.hex() for leaf in manifest.leaves
     ]
     assert plain.json["created"] == manifest.created
+    assert plain.headers["vary"] == packed.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/msgpack, */*", "msgpack"),
+        ("APPLICATION/MSGPACK", "msgpack"),
+        ("application/json;q=0.2, application/msgpack;q=0.9", "msgpack"),
+        ("application/json, application/msgpack;q=0", "json"),
+        ("application/json, application/msgpack; q=0.1", "json"),
+        ("application/msgpack-ext", "json"),
+        ("*/*", "json"),
+        (";;,q=,", "json"),
+    ],
+)
+def test_the_manifest_comes_as_it_is_liked_best(server: Server, accept: str, kind: str) -> None:
+    """By the weights of Accept (RFC 9110, 12.5.1)."""
+    ask(server.url, "PUT", "/v1/bundles/manifest/accept", frame_of(noise(50, 70)))
+    answer = ask(server.url, "GET", "/v1/bundles/manifest/accept/manifest", headers={"Accept": accept})
+    assert (answer.status, answer.headers["content-type"]) == (200, f"application/{kind}")
 
 
 def _requests(url: str) -> float:

@@ -108,18 +108,17 @@ def test_a_range_is_a_part(url: str, asked: str, expected: slice) -> None:
     assert answer.headers["etag"] == _leaf(url, "cube").headers["etag"]
 
 
-@pytest.mark.parametrize("asked", ["bytes=480-", "bytes=500-600", "bytes=-0", "bytes=9-3"])
+@pytest.mark.parametrize("asked", ["bytes=480-", "bytes=500-600", "bytes=-0"])
 def test_a_range_outside_is_refused(url: str, asked: str) -> None:
     """416 says how long the leaf is, in the header that RFC 9110 names."""
     answer = _leaf(url, "cube", headers={"Range": asked})
-    if asked == "bytes=9-3":  # a range that is none may be ignored
-        assert answer.status in {200, 416}
-        return
     assert (answer.status, answer.code) == (416, "range-not-satisfiable")
     assert answer.headers["content-range"] == "bytes */480"
 
 
-@pytest.mark.parametrize("asked", ["items=0-3", "bytes", "bytes=a-b", "bytes=0-3,5-7", "bytes=-"])
+@pytest.mark.parametrize(
+    "asked", ["items=0-3", "bytes", "bytes=a-b", "bytes=0-3,5-7", "bytes=-", "bytes=9-3"]
+)
 def test_a_range_that_is_not_understood_is_ignored(url: str, asked: str) -> None:
     """Other units, several ranges and nonsense give the whole leaf."""
     answer = _leaf(url, "cube", headers={"Range": asked})

@@ -1,7 +1,8 @@
-"""What every route shares: unknown query parameters are refused, and what has expired is swept."""
+"""What routes share: unknown query parameters are refused, what is awaited is found, and what has expired is swept."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from residual_store import open_store
+from tests.server.raw import Connection, ask, frame_of, head_of
 from tests.servers import Server, running_server, until
 from tests.store.bundles import noise
 
@@ -47,3 +49,34 @@ def test_the_sweeper_goes_on_after_a_failure(tmp_path: Path) -> None:
         (root / "trash").unlink()
         (root / "trash").mkdir()
         until(lambda: store.usage().expired == 1)
+
+
+def test_who_has_gone_away_is_not_waited_for(disk_server: Server) -> None:
+    """A server with a root looks again and again for what is awaited, but not for nobody."""
+    ended = 'residual_store_requests_total{method="GET",status="404"}'
+
+    def count() -> float:
+        text = ask(disk_server.url, "GET", "/metrics").body.decode()
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(ended))
+
+    before = count()
+    with contextlib.ExitStack() as waiting:
+        for number in range(100):
+            connection = waiting.enter_context(Connection(disk_server.url))
+            connection.send(head_of("GET", f"/v1/bundles/gone/{number}?wait=50"))
+    until(lambda: count() == before + 100)
+
+
+@pytest.mark.parametrize("others", [0, 150])
+def test_what_another_process_commits_is_found(tmp_path: Path, others: int) -> None:
+    """Also where so many wait that each of them looks less often."""
+    bundle = noise(8)
+    with running_server(root=tmp_path) as server, contextlib.ExitStack() as waiting:
+        for number in range(others):
+            connection = waiting.enter_context(Connection(server.url))
+            connection.send(head_of("GET", f"/v1/bundles/absent/{number}?wait=50"))
+        connection = waiting.enter_context(Connection(server.url))
+        connection.send(head_of("GET", "/v1/bundles/awaited/a?wait=50"))
+        with open_store(tmp_path.as_uri()) as store:
+            store.put("awaited/a", bundle)
+        assert connection.answer().body == frame_of(bundle)

@@ -120,7 +120,7 @@ def router(service: Service) -> APIRouter:
         `Residual-Segment` the place where that is, followed by those of leaves with the encoding `shared`.
         """
         service.check_key(request, key, "read")
-        bundle = await service.when_there(key, query.wait, lambda: store.get(key))
+        bundle = await service.when_there(request, key, query.wait, lambda: store.get(key))
         return _placed(bundle, request.headers.get(ARENA_HEADER)) or _framed(bundle)
 
     @routes.head("/v1/bundles/{key:path}", include_in_schema=False)
@@ -129,7 +129,7 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """Length and ETag of a bundle, and its `Stat` as JSON in the header Residual-Stat."""
         service.check_key(request, key, "read")
-        stat = await service.when_there(key, query.wait, lambda: store.stat(key))
+        stat = await service.when_there(request, key, query.wait, lambda: store.stat(key))
         manifest = await service.call(lambda: store.manifest(key))
         headers = {
             "Content-Length": str(frame_nbytes(frame_head(manifest), manifest)),

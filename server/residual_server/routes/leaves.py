@@ -122,6 +122,7 @@ def _conditional(request: Request, content: _Content) -> Response:
     is_whole = (
         asked is None
         or asked.group() == "bytes=-"
+        or _is_backwards(asked)
         or request.headers.get("if-range", content.etag) != content.etag
     )
     if asked is None or is_whole:
@@ -139,6 +140,12 @@ def _sent(
     headers = {**content.headers, **more, "Content-Length": str(len(body))}
     parts = [] if request.method == "HEAD" else [body]
     return PartsResponse(parts, headers=headers, media_type=content.media_type, status_code=status_code)
+
+
+def _is_backwards(asked: re.Match[str]) -> bool:
+    """Whether it ends before it starts: such a header is invalid and ignored (RFC 9110, 14.1.1)."""
+    first, last = asked.groups()
+    return bool(first and last) and int(first) > int(last)
 
 
 def _bounds(asked: re.Match[str], length: int) -> tuple[int, int]:
