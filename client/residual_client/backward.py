@@ -12,11 +12,13 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
+from residual_client.jax_compat import TreeDef
+from residual_client.meshes import moved
 from residual_client.program_cache import keep
 from residual_client.refusals import about
 from residual_client.transfer import abstract
 from residual_client.trees import build, describe, difference
-from residual_client.vjp import check_arguments
+from residual_client.vjp import check_arguments, in_tree_of
 from residual_store.bundle import digest_of
 from residual_store.dtypes import DTYPES, FLOAT0
 from residual_store.errors import (
@@ -27,7 +29,7 @@ from residual_store.errors import (
     ProgramMismatch,
     ProgramUnavailable,
 )
-from residual_store.leaf import Aval
+from residual_store.leaf import Aval, MeshSharding
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
@@ -46,8 +48,11 @@ class Backward:
     >>> dW, dx = backward(y_bar, args=(W, None))
     """
 
-    def __init__(self, key: str, manifest: Manifest, leaves: list[Any], call: Call) -> None:
+    def __init__(
+        self, key: str, manifest: Manifest, leaves: list[Any], call: Call, *, treedef: TreeDef | None
+    ) -> None:
         self.key = key
+        self._in_tree = None if treedef is None else in_tree_of(treedef)
         self._manifest = manifest
         self._leaves = leaves
         self._call = call
@@ -72,6 +77,7 @@ class Backward:
         manifest = self._manifest
         with about(self.key):
             restored, cotangents = self._checked(cotangent, args)
+        self._leaves = moved(self._leaves, live=[*restored, *cotangents])
         gradients = self._call(self._leaves, restored, cotangents)
         trees = {index: tree_structure(arg) for index, arg in enumerate(args or ()) if arg is not None}
         result: tuple[Any, ...] = build(manifest.in_tree, gradients, like=trees)
@@ -79,7 +85,7 @@ class Backward:
 
     def _checked(self, cotangent: Any, args: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         manifest = self._manifest
-        values = check_arguments(args, manifest.arguments, manifest.in_tree)
+        values = check_arguments(args, manifest.arguments, manifest.in_tree, treedef=self._in_tree)
         needed = [index for index, argument in enumerate(manifest.arguments) if argument.must_be_restored]
         restored = [self._restored(values, index) for index in needed]
         return restored, _check_cotangent(cotangent, manifest)
@@ -118,6 +124,10 @@ def _check_cotangent_leaf(value: Any, wanted: Aval, path: str) -> Any:
     return array
 
 
+def _axes(sharding: MeshSharding) -> tuple[tuple[str, int], ...]:
+    return tuple(zip(sharding.axis_names, sharding.axis_sizes, strict=True))
+
+
 def _meshes(manifest: Manifest) -> str:
     return " and ".join(
         dict.fromkeys(str(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None)
@@ -131,13 +141,18 @@ class Calls:
         self._store = store
         self._calls: OrderedDict[str, Call] = OrderedDict()
 
-    def of(self, key: str, manifest: Manifest) -> Call:
-        """The program of a bundle; raises `ProgramUnavailable` with the reason if there is none, and `DataLoss`."""
+    def of(self, key: str, manifest: Manifest, *, stored: Callable[[], object] | None = None) -> Call:
+        """The program of a bundle; raises `ProgramUnavailable` with the reason if there is none, and `DataLoss`.
+
+        ``stored`` waits until the bundle is stored, which may have been served from memory, and its program with it.
+        """
         fingerprint = manifest.fingerprint
         if fingerprint is None or manifest.no_program is not None:
             raise ProgramUnavailable(f"{key!r} has no source-free backward: {manifest.no_program}", key=key)
         call = self._calls.get(fingerprint)
         if call is None:
+            if stored is not None:
+                stored()
             try:
                 program = self._store.get_program(fingerprint)
             except NotFound as error:
@@ -166,6 +181,11 @@ def _load(program: bytes, manifest: Manifest, key: str) -> Call:
             f"this jax {jax.__version__} cannot read the program of {key!r}, which jax "
             f"{manifest.versions.get('jax', '?')} exported: {type(error).__name__}: {error}"
         ) from error
+    if len({_axes(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None}) > 1:
+        raise MeshMismatch(
+            f"the leaves of {key!r} are on {_meshes(manifest)}, and JAX runs a stored program on one mesh; "
+            "restore it with like= from the source"
+        )
     platform = export.default_export_platform()
     if platform not in exported.platforms:
         raise ProgramUnavailable(

@@ -243,12 +243,18 @@ class Client(ClosedAtExit):
             leaves = tree_leaves(like)
             check_program(bundle.manifest, program, leaves, key=key, store=self.store)
             return program.treedef, placements_like(leaves, bundle.manifest.leaves)
-        if isinstance(source, Handle) and source.local is not None:
-            return source.local.treedef, source.local.placements
-        known = self._programs.known(bundle.manifest.fingerprint)
-        if known is None:
+        treedef = self._known(source, bundle)
+        if treedef is None:
             raise not_traced(bundle.manifest, key)
-        return known.treedef, None
+        local = source.local if isinstance(source, Handle) else None
+        return treedef, None if local is None else local.placements
+
+    def _known(self, source: Handle | str, bundle: Bundle) -> Any:
+        """The treedef of a VJP object that this process has had, or None."""
+        if isinstance(source, Handle) and source.local is not None:
+            return source.local.treedef
+        known = self._programs.known(bundle.manifest.fingerprint)
+        return None if known is None else known.treedef
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Fetch bundles in the background, in this order, so that their restore finds them here.
@@ -286,6 +292,8 @@ class Client(ClosedAtExit):
         key, bundle = self._get(source, wait)
         with about(key):
             check_widths(bundle.manifest)
-        call = self._calls.of(key, bundle.manifest)
+        stored = source.wait if isinstance(source, Handle) else None
+        call = self._calls.of(key, bundle.manifest, stored=stored)
         with about(key):
-            return Backward(key, bundle.manifest, place_anywhere(bundle, staging=self._staging), call)
+            leaves = place_anywhere(bundle, staging=self._staging)
+            return Backward(key, bundle.manifest, leaves, call, treedef=self._known(source, bundle))

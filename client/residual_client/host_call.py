@@ -76,7 +76,7 @@ def _batched(
 
 
 def _called(*operands: Any, function: HostFunction) -> list[jax.Array]:
-    return [jax.numpy.array(result) for result in function(*map(np.asarray, operands))]
+    return [jax.device_put(result, may_alias=False) for result in function(*map(np.asarray, operands))]
 
 
 def _lowered(ctx: Any, *operands: Any, function: HostFunction) -> Sequence[Any]:

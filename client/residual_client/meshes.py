@@ -6,16 +6,17 @@ A manifest never holds device ids: it has the names, sizes and types of the axes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from residual_store.errors import MeshMismatch
 from residual_store.leaf import MeshSharding
 
-__all__ = ["Meshes", "named", "symbolic"]
+__all__ = ["Meshes", "moved", "named", "symbolic"]
 
 
 def symbolic(sharding: Any, ndim: int) -> MeshSharding | None:
@@ -74,10 +75,13 @@ class Meshes:
         spec = PartitionSpec(*[names[0] if len(names) == 1 else names or None for names in recorded.spec])
         return NamedSharding(self._mesh(recorded, path), spec, memory_kind=memory_kind)
 
+    def found(self, recorded: MeshSharding) -> Mesh | None:
+        """A mesh with these axes, if a live array is on one."""
+        return next((mesh for mesh in self._known if _same(mesh, recorded)), None)
+
     def _mesh(self, recorded: MeshSharding, path: str) -> Mesh:
-        for mesh in self._known:
-            if _same(mesh, recorded):
-                return mesh
+        if (mesh := self.found(recorded)) is not None:
+            return mesh
         count = math.prod(recorded.axis_sizes)
         if count != len(jax.devices()):
             raise MeshMismatch(
@@ -101,3 +105,18 @@ def _same(mesh: Mesh, recorded: MeshSharding) -> bool:
         and tuple(mesh.axis_sizes) == recorded.axis_sizes
         and tuple(str(kind).rpartition(".")[2] for kind in mesh.axis_types) == recorded.axis_types
     )
+
+
+def moved(arrays: Sequence[Any], *, live: Iterable[Any]) -> list[Any]:
+    """The same arrays on the meshes of the ``live`` ones: with the same axes, and maybe with the devices in another order."""
+    meshes = Meshes(live)
+    return [_moved(array, meshes) for array in arrays]
+
+
+def _moved(array: Any, meshes: Meshes) -> Any:
+    sharding = getattr(array, "sharding", None)
+    recorded = symbolic(sharding, np.ndim(array))
+    mesh = meshes.found(recorded) if recorded is not None else None
+    if mesh is None or not isinstance(sharding, NamedSharding) or mesh == sharding.mesh:
+        return array
+    return jax.device_put(array, NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind))

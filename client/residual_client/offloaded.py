@@ -146,7 +146,11 @@ class _Call:
         if self.plan is None:
             program, (_, vjp) = jax.make_jaxpr(self._vjp, return_shape=True)(args, kwargs, captured)
             self.plan = Plan.of(program, vjp, saveable=self.saveable, longest_path=self.longest_path)
-        operands = tree_leaves((args, kwargs, captured))
+        # JAX gives Python's scalars as they are.
+        operands = [
+            leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+            for leaf in tree_leaves((args, kwargs, captured))
+        ]
         outputs, carried, leaving = self.plan.run(operands)
         ticket = None
         if leaving:

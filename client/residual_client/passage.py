@@ -7,12 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from residual_client.jax_compat import key_impl, with_weak_type
 from residual_client.transfer import check_precision
 from residual_store.errors import LeafUnavailable
 
 __all__ = ["Passage"]
+
+_NOTHING = np.zeros(0, np.bool_)
+"""What travels for an array of float0, which has a shape and no bytes."""
 
 _UNKNOWN_TO_XLA = ("float6_e2m3fn", "float6_e3m2fn")
 
@@ -42,8 +46,9 @@ class Passage:
                 leaf=path,
             )
         check_precision([(path, str(aval.dtype))])
-        host = jax.eval_shape(_out, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return cls(aval, host)
+        if aval.dtype == jax.dtypes.float0:
+            return cls(aval, jax.ShapeDtypeStruct(_NOTHING.shape, _NOTHING.dtype))
+        return cls(aval, jax.eval_shape(_out, jax.ShapeDtypeStruct(aval.shape, aval.dtype)))
 
     def out(self, array: Any) -> jax.Array:
         """The array as it travels."""
@@ -51,6 +56,8 @@ class Passage:
 
     def back(self, host: jax.Array) -> Any:
         """The array as it was, of the same weak type, sharding and variation over a mesh; raises `PrecisionMismatch`."""
+        if self.aval.dtype == jax.dtypes.float0:
+            return np.zeros(self.aval.shape, jax.dtypes.float0)
         check_precision([("a residual", str(self.host.dtype))])
         array = host
         if jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key):
@@ -59,6 +66,8 @@ class Passage:
 
 
 def _out(array: Any) -> jax.Array:
+    if array.dtype == jax.dtypes.float0:
+        return jnp.asarray(_NOTHING)
     return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
 
 

@@ -22,7 +22,7 @@ from residual_client.transfer import (
     to_device,
     x64_enabled,
 )
-from residual_client.vjp import check_arguments, fill
+from residual_client.vjp import check_arguments, fill, in_tree_of
 from residual_store.bundle import Bundle, digest_of
 from residual_store.errors import (
     MeshMismatch,
@@ -60,8 +60,7 @@ def rebuild(
                 "it was made with jax_enable_x64 on and that is off here, so what the backward computes in 64 bits "
                 "would be cut to 32; set jax_enable_x64, or apply the stored program with client.backward"
             )
-        in_tree = treedef.unflatten(range(treedef.num_leaves)).in_tree
-        values = check_arguments(args, manifest.arguments, manifest.in_tree, treedef=in_tree)
+        values = check_arguments(args, manifest.arguments, manifest.in_tree, treedef=in_tree_of(treedef))
         if as_numpy:
             leaves = [as_host(bundle.array(leaf.index), leaf) for leaf in manifest.leaves]
         else:

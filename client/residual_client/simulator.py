@@ -136,7 +136,8 @@ class Simulator:
         """The gradient in the floating-point leaves of ``x``, from the adjoints of ``key`` if they are still there."""
         x, y_bar = _snapshot(x), _snapshot(y_bar)
         with contextlib.suppress(CancelledError), self.pending.used(np.asarray(key).tobytes()) as adjoints:
-            if adjoints is not None:
+            # A sum would spread what is not finite over all inputs.
+            if adjoints is not None and all(np.isfinite(leaf).all() for leaf in tree_leaves(y_bar)):
                 return self._combined(adjoints, y_bar, x)
         with self._started() as started:
             started.append(self._ask(x, y_bar))

@@ -217,7 +217,7 @@ def _special(host: Host, leaf: Leaf, target: Sharding | None) -> Any:
         shards = jax.make_array_from_callback(host.shape, target, lambda index: host[index])
         return _wrapped(relabelled(shards, weak_type=leaf.weak_type), leaf)
     # The spec of a key array is shorter than that of its data, so the keys are placed after they are wrapped.
-    keys = _wrapped(jnp.asarray(host), leaf)
+    keys = _wrapped(jax.device_put(host), leaf)
     return keys if target is None else jax.device_put(keys, target)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_leaves_with_path, tree_structure
+from jax.tree_util import DictKey, tree_leaves_with_path, tree_structure
 
 from residual_client.jax_compat import TreeDef, is_sentinel
 from residual_client.static_data import static_text
@@ -220,7 +220,13 @@ def argument_paths(in_tree: TreeDef) -> list[str]:
     if [leaf for _, leaf in paths] != numbers:
         tree = build(describe(in_tree), numbers)
         paths = tree_leaves_with_path(tree)
-    return [f"args{keystr(path)}" for path, _ in paths]
+    return ["args" + "".join(map(_step, path)) for path, _ in paths]
+
+
+def _step(key: Any) -> str:
+    """One step of a path, the same in every process."""
+    is_plain = not isinstance(key, DictKey) or _can_be_built(_key(key.key))
+    return str(key) if is_plain else f"[{static_text(key.key)}]"
 
 
 def mirrors(args_res: Any, in_tree: TreeDef) -> str | None:
@@ -245,11 +251,18 @@ def mismatch(recorded: TreeDef, given: TreeDef, *, root: str) -> str | None:
             pass  # As in the VJP objects of JAX.
         elif node != other_node:
             return f"{path} was {_said(node, other_node)} and is {_said(other_node, node)}"
+        elif node[0] == "custom" and _class_of(one) is not _class_of(other):
+            return f"{path} is a {node[2]}, and that of the forward call is another class of this name: one is defined anew"
         elif not _have_equal_data(one, other):
             return f"{path} has static data that are not equal to those of the forward call: {_said(node, other_node)}"
         inner = [path + part for part in _parts(node)]
         pending.extend(zip(children_of(one), children_of(other), inner, strict=True))
     return None
+
+
+def _class_of(treedef: TreeDef) -> type | None:
+    root = node_of(treedef)
+    return None if root is None else root[0]
 
 
 def _have_equal_data(one: TreeDef, other: TreeDef) -> bool:

@@ -37,7 +37,7 @@ from residual_store.leaf import Channel
 from residual_store.manifest import Argument, State
 from residual_store.tree import leaf_count, split
 
-__all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "residuals_of", "shortened"]
+__all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "in_tree_of", "residuals_of", "shortened"]
 
 
 def check_vjp(vjp: Any, read: Callable[[Any], Linearized] = linearized) -> Linearized:
@@ -107,6 +107,12 @@ def shortened(path: str, longest: int) -> str:
         return path
     half = (longest - 3) // 2
     return f"{path[:half]}...{path[-half:]}"
+
+
+def in_tree_of(treedef: TreeDef) -> TreeDef:
+    """The treedef of the arguments, out of that of a VJP object."""
+    in_tree: TreeDef = treedef.unflatten(range(treedef.num_leaves)).in_tree
+    return in_tree
 
 
 def check_arguments(

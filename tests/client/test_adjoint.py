@@ -165,6 +165,18 @@ def test_without_a_gradient_no_adjoint_starts() -> None:
         assert (sine.pending, calls) == (0, [])
 
 
+def test_what_is_not_finite_stays_where_the_adjoint_puts_it() -> None:
+    """A sum of adjoints would spread one overflow over all inputs, or not, depending on what was in time."""
+    x, y_bar = jnp.array([0.0, 0.3, 0.6, 0.9]), jnp.array([jnp.nan, 0.0, jnp.inf, 1.0])
+    for most in (8, 0):
+        with rc.eager_adjoint(
+            np.sin, lambda x, y_bar: np.cos(x) * y_bar, result_shape_dtypes=lambda x: x, max_pending=most
+        ) as sine:
+            _, f_vjp = jax.vjp(sine, x)
+            jax.vjp(sine, x + 1)
+            np.testing.assert_allclose(f_vjp(y_bar)[0], jnp.cos(x) * y_bar, rtol=1e-6)
+
+
 def test_an_adjoint_whose_backward_does_not_come_is_cancelled() -> None:
     """What has not started when its entry is dropped never starts."""
     released = threading.Event()

@@ -168,6 +168,42 @@ def test_arguments_of_every_kind(client: rc.Client) -> None:
     assert left_in(client) == 0
 
 
+@pytest.mark.parametrize("scalar", [True, 3, 2.5, 1 + 3j, np.bool_(True)], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_scalar_of_python_is_a_traced_value(wrap: Any, scalar: Any, client: rc.Client) -> None:
+    """Also one that is itself what the backward reads."""
+
+    def model(x: Any, s: Any) -> Any:
+        return jnp.where(s == s, jnp.sin(x) * x, x) * jnp.real(s)
+
+    def choice(x: Any, s: Any) -> Any:
+        return jnp.where(s, jnp.sin(x) * x, x)
+
+    for f in (model, choice):
+        found = wrap(jax.grad(lambda x, f=f: client.offloaded(f)(x, scalar).sum()))(x)
+        assert_equal(found, wrap(jax.grad(lambda x, f=f: f(x, scalar).sum()))(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_residual_without_bytes_travels_as_nothing(wrap: Any, client: rc.Client) -> None:
+    """float0, which XLA does not know."""
+
+    @jax.custom_vjp
+    def scaled(a: Any, i: Any) -> Any:
+        return a * i
+
+    def forward(a: Any, i: Any) -> Any:
+        return a * i, (a, np.zeros((3,), jax.dtypes.float0))
+
+    def backward(kept: Any, y_bar: Any) -> Any:
+        assert (kept[1].dtype, kept[1].shape) == (jax.dtypes.float0, (3,))
+        return y_bar * kept[0], None
+
+    scaled.defvjp(forward, backward)
+    found = wrap(jax.grad(lambda a: client.offloaded(scaled)(a, jnp.int32(3)).sum()))(x)
+    np.testing.assert_array_equal(found, x)
+
+
 def test_one_function_differentiated_in_different_arguments(off: Function) -> None:
     """Derivatives of one jitted function in other arguments, taken in turn, do not mix up what they saved."""
     f = jax.jit(off)

@@ -82,3 +82,29 @@ def test_a_program_of_another_mesh_is_refused_with_both_named(client: rc.Client)
     client.offload(forward(spread(matrix(8, 4), mesh_of(4), "i"))[1], "run/a")
     with pytest.raises(MeshMismatch, match=r"made on mesh\(i=4\) .* is on mesh\(i=2\), .* another program"):
         client.restore("run/a", like=forward(spread(matrix(8, 4), few, "i"))[1])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_stored_backward_runs_on_the_mesh_of_its_cotangent(client: rc.Client, kind: AxisType) -> None:
+    """Whose devices may stand in another order than this process has them."""
+    devices = np.array(jax.devices())[[2, 0, 3, 1]]
+    mesh = jax.sharding.Mesh(devices, ("i",), axis_types=(kind,))
+    forward = jax.jit(lambda w, x: jax.vjp(layer, w, x, saveable_args=(False, True)))
+    w, x = spread(matrix(), mesh), spread(matrix(8, 4), mesh, "i")
+    y, vjp = forward(w, x)
+    wanted = bits_of(jax.jit(lambda f, y: f(y))(jax.vjp(layer, w, x)[1], y))
+    client.offload(vjp, "run/a").wait()
+    backward = client.backward("run/a")
+    for _ in range(2):
+        assert bits_of(backward(y, args=(w, None))) == wanted
+
+
+def test_leaves_on_two_meshes_run_no_stored_backward(client: rc.Client) -> None:
+    """JAX takes one of the meshes for all; the restore knows better."""
+    one, two = mesh_of(4, kind=AxisType.Auto), mesh_of(2, 2, kind=AxisType.Auto)
+    arrays = spread(matrix(8, 4), one, "i"), spread(matrix(8, 4), two, "i", "j")
+    y, vjp = jax.vjp(lambda a, b: (jnp.sin(a) * a, jnp.sin(b) * b), *arrays)
+    handle = client.offload(vjp, "run/a")
+    with pytest.raises(MeshMismatch, match=r"mesh\(i=4\) .* and mesh\(i=2, j=2\) .*; restore it with like="):
+        client.backward(handle)
+    assert bits_of(client.restore(handle)(y)) == bits_of(vjp(y))

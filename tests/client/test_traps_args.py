@@ -167,6 +167,27 @@ def test_a_static_field_is_a_part_of_the_tree(client: rc.Client, way: str) -> No
     assert isinstance(run((Linear(W, X, "sin"), None))[0], Linear)
 
 
+def test_a_class_that_was_defined_anew_is_another_one(client: rc.Client, way: str) -> None:
+    """As by a notebook cell that is run again: under the same name its leaves may come in another order."""
+
+    def cell(*order: str) -> Any:
+        class Params:
+            def __init__(self, **fields: Any) -> None:
+                self.__dict__ |= fields
+
+        jax.tree_util.register_pytree_node(
+            Params,
+            lambda one: ([getattr(one, name) for name in order], None),
+            lambda _, leaves: Params(**dict(zip(order, leaves, strict=True))),
+        )
+        return Params(w=ramp(), b=2 * ramp())
+
+    run = restoring(client, way, lambda p, x: p.w * jnp.sin(p.b) * x, first := cell("w", "b"), ramp())
+    assert run((first, None))
+    with pytest.raises(ArgumentMismatch, match="another class of this name: one is defined anew"):
+        run((cell("b", "w"), None))
+
+
 def test_keys_are_not_their_data(client: rc.Client, way: str) -> None:
     """A typed key cannot be replaced by its words, by a key of another implementation or by several keys."""
     noisy = jax.checkpoint(lambda key, x: jnp.sum(jnp.sin(x) * jax.random.normal(key, x.shape)))

@@ -169,6 +169,18 @@ def test_uploads_of_one_key_are_stored_in_their_order() -> None:
 # Letting go
 
 
+@pytest.mark.parametrize("url", ["memory://", None])
+def test_a_backward_may_overtake_its_upload(url: str | None, memory_server: Server) -> None:
+    """The program, which goes out behind the bundle, is waited for."""
+    with rc.connect(url or memory_server.url) as client:
+        for number in range(6):
+            forward = jax.jit(lambda x, number=number: jax.vjp(lambda x: jnp.sin(x) * number, x))
+            _, vjp = forward(X)
+            handle = client.offload(vjp, f"overtaking/{number}", if_exists="replace")
+            (found,) = client.backward(handle)(X)
+            np.testing.assert_allclose(found, X * jnp.cos(X) * number, rtol=1e-5)
+
+
 def test_threads_that_offload_one_key_do_not_wait_for_each_other_for_ever() -> None:
     """An upload that waits for another one of its key never comes before it to the one worker there is."""
     for _ in range(50):
