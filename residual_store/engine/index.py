@@ -7,17 +7,17 @@ It can be deleted at any time the store is closed, and is rebuilt from the store
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from residual_store.engine.index_file import IndexFile
 from residual_store.engine.large_leaf import LargeLeaf
 from residual_store.key import run_of
 from residual_store.manifest import Manifest
-from residual_store.store import RunUsage, Stat, Tier
+from residual_store.store import Durability, RunUsage, Stat, Tier
 
 __all__ = ["Entry", "Index"]
 
@@ -25,9 +25,8 @@ _USED = "EXISTS (SELECT 1 FROM leaves WHERE shared_key = bundles.key AND is_shar
 _OF_A_CALLER = "instr(bundles.key, '/~') = 0"
 """What distinguishes a bundle of a caller from a shared leaf."""
 
-_COLUMNS = (
-    "key, fingerprint, leaves, nbytes, array_nbytes, arrived, expires_at, digest, content, generation, paths"
-)
+_OF_STAT = tuple(field.name for field in fields(Stat) if field.name not in ("tier", "durability"))
+_COLUMNS = ", ".join((*_OF_STAT, "generation", "paths"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +79,8 @@ class Index:
         self._release(stat.key, until)
         self._run(
             f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-            *(
-                stat.key,
-                stat.fingerprint,
-                stat.leaves,
-                stat.nbytes,
-                stat.array_nbytes,
-                stat.arrived,
-                stat.expires_at,
-            ),
-            *(stat.digest, stat.content, entry.generation, entry.paths, run_of(stat.key)),
+            *(getattr(stat, name) for name in _OF_STAT),
+            *(entry.generation, entry.paths, run_of(stat.key)),
         )
         self._file.run_for_each(
             "INSERT INTO leaves (key, number, shared_key, is_shared) VALUES (?, ?, ?, ?)",
@@ -196,31 +187,9 @@ class Index:
         """Make many changes in one transaction."""
         return self._file.batch()
 
-    def _entry(self, row: Iterable[object]) -> Entry:
-        (
-            key,
-            fingerprint,
-            leaves,
-            nbytes,
-            array_nbytes,
-            arrived,
-            expires_at,
-            digest,
-            content,
-            generation,
-            paths,
-        ) = row
-        stat = Stat(
-            key=str(key),
-            tier=self.tier,
-            durability="host" if self.tier == "host" else "disk",
-            fingerprint=None if fingerprint is None else str(fingerprint),
-            leaves=int(str(leaves)),
-            nbytes=int(str(nbytes)),
-            array_nbytes=int(str(array_nbytes)),
-            arrived=float(str(arrived)),
-            expires_at=None if expires_at is None else float(str(expires_at)),
-            digest=str(digest),
-            content=str(content),
-        )
-        return Entry(stat=stat, generation=str(generation), paths=str(paths))
+    def _entry(self, row: Sequence[Any]) -> Entry:
+        *of_stat, generation, paths = row
+        durability: Durability = "host" if self.tier == "host" else "disk"
+        known = dict(zip(_OF_STAT, of_stat, strict=True))
+        stat = Stat(tier=self.tier, durability=durability, **known)
+        return Entry(stat=stat, generation=generation, paths=paths)
