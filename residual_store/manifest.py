@@ -28,6 +28,8 @@ __all__ = [
     "Aval",
     "Leaf",
     "Manifest",
+    "State",
+    "UserValue",
     "decode",
     "encode",
     "labels",

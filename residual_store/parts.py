@@ -24,17 +24,7 @@ from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, decode, encode
 from residual_store.settings import Settings
 
-__all__ = [
-    "ATTEMPT",
-    "MOST_PARTS",
-    "Part",
-    "Piece",
-    "attempt_of",
-    "difference",
-    "join",
-    "part_bundle",
-    "whole_of",
-]
+__all__ = ["ATTEMPT", "Part", "Piece", "attempt_of", "difference", "join", "part_bundle", "whole_of"]
 
 type Host = npt.NDArray[np.generic]
 

@@ -11,7 +11,7 @@ from residual_store.leaf import Leaf
 from residual_store.manifest import Manifest, encode
 from residual_store.store import Receipt, Stat, Tier
 
-__all__ = ["content_digest", "digest_of_manifest", "receipt_of", "saved_bytes", "stat_of"]
+__all__ = ["digest_of_manifest", "receipt_of", "saved_bytes", "stat_of"]
 
 
 def digest_of_manifest(manifest: Manifest) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "IfExists",
     "Page",
     "Receipt",
+    "RunUsage",
     "Stat",
     "Store",
     "Tier",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -232,3 +233,26 @@ def test_one_extra_is_enough_for_its_package(tmp_path: Path, extra: str, script:
     )
     assert done.returncode == 0, done.stderr
     assert f"pip install 'residual-store[{other}]'" in done.stdout
+
+
+def _imported_names() -> Iterator[tuple[str, str, str]]:
+    """Module, name and importing file of each import of one of our names out of one of our modules."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in PACKAGES:
+                yield from ((str(node.module), alias.name, _name(path)) for alias in node.names)
+
+
+def test_what_others_import_is_exported() -> None:
+    """``__all__`` says what a module is for, so nobody takes what is not in it."""
+    taken = [
+        f"{module}.{name} by {path}"
+        for module, name, path in _imported_names()
+        if not _is_module(f"{module}.{name}") and name not in importlib.import_module(module).__all__
+    ]
+    assert taken == []
+
+
+def _is_module(name: str) -> bool:
+    folder = PACKAGES[name.partition(".")[0]].joinpath(*name.split(".")[1:])
+    return folder.is_dir() or folder.with_suffix(".py").is_file()

@@ -31,7 +31,7 @@ from residual_store.manifest import Argument, Manifest, UserValue
 from residual_store.stat import digest_of_manifest
 from residual_store.store import Store
 
-__all__ = ["AdjointRequests", "serve_adjoints"]
+__all__ = ["AdjointRequests", "HasStore", "serve_adjoints"]
 
 _LONGEST_ERROR = 2000
 _LOOK_SECONDS = 1.0

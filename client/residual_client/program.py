@@ -32,16 +32,7 @@ from residual_client.vjp import arguments_of, fill, residuals_of
 from residual_store.leaf import Aval, Leaf
 from residual_store.manifest import Argument, Manifest
 
-__all__ = [
-    "Lowered",
-    "Program",
-    "Signature",
-    "bundle_signature",
-    "fingerprint_of",
-    "lower",
-    "text_difference",
-    "text_of",
-]
+__all__ = ["Lowered", "Program", "Signature", "bundle_signature", "lower", "text_difference", "text_of"]
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 

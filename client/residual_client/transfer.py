@@ -32,6 +32,7 @@ __all__ = [
     "placement_for",
     "placement_of",
     "to_device",
+    "x64_enabled",
 ]
 
 type Host = npt.NDArray[np.generic]

@@ -29,7 +29,6 @@ __all__ = [
     "leaves_of",
     "mirrors",
     "mismatch",
-    "node_of",
 ]
 
 _FACTORIES: dict[str, Callable[[], Any]] = {f.__name__: f for f in (list, dict, set, int, float, str, tuple)}

@@ -37,7 +37,15 @@ from residual_store.leaf import Channel
 from residual_store.manifest import Argument, State
 from residual_store.tree import leaf_count, split
 
-__all__ = ["arguments_of", "check_arguments", "check_vjp", "fill", "in_tree_of", "residuals_of", "shortened"]
+__all__ = [
+    "argument_digest",
+    "arguments_of",
+    "check_arguments",
+    "check_vjp",
+    "fill",
+    "in_tree_of",
+    "residuals_of",
+]
 
 
 def check_vjp(vjp: Any, read: Callable[[Any], Linearized] = linearized) -> Linearized:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from residual_store.errors import Forbidden, InvalidOption, Unauthorized
 
-__all__ = ["Access", "Grant", "Tokens"]
+__all__ = ["ANYONE", "Access", "Grant", "Tokens", "check_access"]
 
 type Access = Literal["read", "write", "admin"]
 

@@ -14,6 +14,8 @@ import socket
 import struct
 import sys
 
+__all__ = ["COMMAND", "receive"]
+
 COMMAND = struct.Struct("<cQ")
 
 
