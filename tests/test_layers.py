@@ -244,10 +244,11 @@ def _imported_names() -> Iterator[tuple[str, str, str]]:
 
 
 def test_what_others_import_is_exported() -> None:
-    """``__all__`` says what a module is for, so nobody takes what is not in it."""
+    """``__all__`` says what a module is for, so nobody takes what is not in it; of the errors the whole tree is for all."""
     taken = [
         f"{module}.{name} by {path}"
         for module, name, path in _imported_names()
+        if module != "residual_store.errors"
         if not _is_module(f"{module}.{name}") and name not in importlib.import_module(module).__all__
     ]
     assert taken == []
