@@ -75,36 +75,26 @@ class KnownLeaves:
         moved: Callable[[int], object],
     ) -> Receipt:
         """As `Store.put`; a part goes as it is, because its leaves are pieces of those that the run holds."""
-        if part is not None:
+
+        def put(one: Bundle) -> Receipt:
             return self._store.put(
-                key, bundle, durability=durability, ttl=ttl, if_exists=if_exists, part=part, moved=moved
+                key, one, durability=durability, ttl=ttl, if_exists=if_exists, part=part, moved=moved
             )
-        least = self._store.settings.dedup_bytes
+
+        if part is not None:
+            return put(bundle)
+        run, least = run_of(key), self._store.settings.dedup_bytes
         large = [leaf for leaf in bundle.manifest.leaves if leaf.is_large(least)]
-        run = run_of(key)
         samples = {leaf.index: (run, *_sample(leaf, bundle.payloads[leaf.index])) for leaf in large}
         # An upload at the same time may be bringing what this one would ask for in vain.
-        brought = set(samples.values())
-        self._turns.begin(brought)
-        try:
-            whole, smaller = self._without_held(
-                run, bundle, self._worth_asking(run, large, samples), durability
-            )
-            held = {samples[leaf.index] for leaf in smaller.manifest.shared}
-            self._turns.end(held)
-            brought -= held
-
-            def put(one: Bundle) -> Receipt:
-                return self._store.put(
-                    key, one, durability=durability, ttl=ttl, if_exists=if_exists, moved=moved
-                )
-
+        with self._turns.taken(set(samples.values())) as end:
+            asked = self._worth_asking(run, large, samples)
+            whole, smaller = self._without_held(run, bundle, asked, durability)
+            end({samples[leaf.index] for leaf in smaller.manifest.shared})
             try:
                 receipt = put(smaller)
             except LeafNotHeld:
                 receipt = put(whole)
-        finally:
-            self._turns.end(brought)
         self._remember(samples.values())
         return receipt
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 
 __all__ = ["Turns"]
 
@@ -12,23 +13,34 @@ class Turns:
     """What is on its way just now, by name.
 
     >>> turns = Turns()
-    >>> turns.begin(["a", "b"])
-    >>> turns.end(["a"])
-    >>> turns.begin(["a"])
+    >>> with turns.taken({"a", "b"}) as end:
+    ...     end({"a"})
+    ...     with turns.taken({"a"}):
+    ...         pass
     """
 
     def __init__(self) -> None:
         self._under_way: set[Hashable] = set()
         self._changed = threading.Condition()
 
-    def begin(self, names: Collection[Hashable]) -> None:
-        """Wait until nobody else brings any of these, and bring them; all at once, so that two never wait for each other."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way.isdisjoint(names))
-            self._under_way.update(names)
+    @contextlib.contextmanager
+    def taken(self, names: Collection[Hashable]) -> Iterator[Callable[[Collection[Hashable]], None]]:
+        """Wait until nobody else brings any of these, and bring them; all at once, so that two never wait for each other.
 
-    def end(self, names: Collection[Hashable]) -> None:
-        """They are there, or will not come."""
+        What is yielded ends the turn of some of them before the block ends: they are there, or will not come.
+        """
+        left = set(names)
         with self._changed:
-            self._under_way.difference_update(names)
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._under_way.isdisjoint(left))
+            self._under_way |= left
+
+        def end(some: Collection[Hashable]) -> None:
+            with self._changed:
+                self._under_way.difference_update(left.intersection(some))
+                left.difference_update(some)
+                self._changed.notify_all()
+
+        try:
+            yield end
+        finally:
+            end(set(left))
