@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
-from residual_client.jax_compat import TreeDef
-from residual_client.meshes import moved
+from residual_client.jax_compat import TreeDef, trace_state_clean
+from residual_client.meshes import moved, named
 from residual_client.program_cache import keep
 from residual_client.refusals import about
 from residual_client.transfer import abstract
@@ -29,7 +30,7 @@ from residual_store.errors import (
     ProgramMismatch,
     ProgramUnavailable,
 )
-from residual_store.leaf import Aval, MeshSharding
+from residual_store.leaf import Aval
 from residual_store.manifest import Manifest
 from residual_store.store import Store
 
@@ -77,11 +78,26 @@ class Backward:
         manifest = self._manifest
         with about(self.key):
             restored, cotangents = self._checked(cotangent, args)
-        self._leaves = moved(self._leaves, live=[*restored, *cotangents])
-        gradients = self._call(self._leaves, restored, cotangents)
+        leaves = moved(self._leaves, live=[*restored, *cotangents])
+        if trace_state_clean():
+            self._leaves = leaves
+        gradients = self._applied(leaves, restored, cotangents)
         trees = {index: tree_structure(arg) for index, arg in enumerate(args or ()) if arg is not None}
         result: tuple[Any, ...] = build(manifest.in_tree, gradients, like=trees)
         return result
+
+    def _applied(self, *operands: list[Any]) -> Sequence[Any]:
+        try:
+            return self._call(*operands)
+        except ValueError as error:
+            shardings = [leaf.sharding for leaf in self._manifest.leaves if leaf.sharding is not None]
+            if len({(one.axis_names, one.axis_sizes) for one in shardings}) < 2:
+                raise
+            raise MeshMismatch(
+                f"{self.key!r}: its leaves are on {named(shardings)}, and JAX runs this stored program on one mesh only; "
+                "restore it with like= from the source",
+                key=self.key,
+            ) from error
 
     def _checked(self, cotangent: Any, args: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
         manifest = self._manifest
@@ -124,10 +140,6 @@ def _check_cotangent_leaf(value: Any, wanted: Aval, path: str) -> Any:
     return array
 
 
-def _axes(sharding: MeshSharding) -> tuple[tuple[str, int], ...]:
-    return tuple(zip(sharding.axis_names, sharding.axis_sizes, strict=True))
-
-
 def _meshes(manifest: Manifest) -> str:
     return " and ".join(
         dict.fromkeys(str(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None)
@@ -140,6 +152,7 @@ class Calls:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._calls: OrderedDict[str, Call] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, key: str, manifest: Manifest, *, stored: Callable[[], object] | None = None) -> Call:
         """The program of a bundle; raises `ProgramUnavailable` with the reason if there is none, and `DataLoss`.
@@ -160,7 +173,8 @@ class Calls:
                     f"the program of {key!r} is not in the store: {error}", key=key
                 ) from error
             call = _load(program, manifest, key)
-        keep(self._calls, fingerprint, call)
+        with self._lock:
+            keep(self._calls, fingerprint, call)
         return call
 
 
@@ -181,11 +195,6 @@ def _load(program: bytes, manifest: Manifest, key: str) -> Call:
             f"this jax {jax.__version__} cannot read the program of {key!r}, which jax "
             f"{manifest.versions.get('jax', '?')} exported: {type(error).__name__}: {error}"
         ) from error
-    if len({_axes(leaf.sharding) for leaf in manifest.leaves if leaf.sharding is not None}) > 1:
-        raise MeshMismatch(
-            f"the leaves of {key!r} are on {_meshes(manifest)}, and JAX runs a stored program on one mesh; "
-            "restore it with like= from the source"
-        )
     platform = export.default_export_platform()
     if platform not in exported.platforms:
         raise ProgramUnavailable(

@@ -292,7 +292,7 @@ class Client(ClosedAtExit):
         key, bundle = self._get(source, wait)
         with about(key):
             check_widths(bundle.manifest)
-        stored = source.wait if isinstance(source, Handle) else None
+        stored = source.wait if isinstance(source, Handle) and source.local is not None else None
         call = self._calls.of(key, bundle.manifest, stored=stored)
         with about(key):
             leaves = place_anywhere(bundle, staging=self._staging)

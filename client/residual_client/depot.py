@@ -139,6 +139,7 @@ class Depot:
             except StoreUnavailable:
                 with self._lock:
                     self._waiting[number] = expires
+                    self._waiting.move_to_end(number, last=False)
                 raise
             # If that fails, its lease ends, or the client deletes it when it is closed.
             with contextlib.suppress(StoreUnavailable):

@@ -76,7 +76,8 @@ def _batched(
 
 
 def _called(*operands: Any, function: HostFunction) -> list[jax.Array]:
-    return [jax.device_put(result, may_alias=False) for result in function(*map(np.asarray, operands))]
+    # A copy, because the results may lie in the memory of a store.
+    return [jax.device_put(np.array(result, order="C")) for result in function(*map(np.asarray, operands))]
 
 
 def _lowered(ctx: Any, *operands: Any, function: HostFunction) -> Sequence[Any]:

@@ -59,7 +59,9 @@ class Meshes:
     """
 
     def __init__(self, live: Iterable[Any]) -> None:
-        arrays = [value for value in live if isinstance(value, jax.Array)]
+        arrays = [
+            value for value in live if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        ]
         named = [array.sharding for array in arrays if isinstance(array.sharding, NamedSharding)]
         self._known: list[Mesh] = [one.mesh for one in named if isinstance(one.mesh, Mesh)]
         committed = [array for array in arrays if array.committed and len(array.devices()) == 1]

@@ -88,7 +88,10 @@ class Uploads:
                 self._pending.setdefault(upload.key, []).append(upload)
                 self._supersede(upload.key)
                 self._farewell.expect(upload)
-            self._workers.submit(partial(self._run, upload, before))
+            run = partial(self._run, upload, before)
+            is_taken = self._workers.take(run)
+        if not is_taken:
+            run()
 
     def _run(self, upload: Upload, before: _Before) -> None:
         with self._lock:

@@ -33,17 +33,20 @@ class Workers:
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run a task in another thread; in this one if there is none any more, as while Python ends."""
+        if not self.take(task):
+            task()
+
+    def take(self, task: Callable[[], None]) -> bool:
+        """Run a task in another thread; false if there is none any more."""
         with self._changed:
             self._tasks.append(task)
             if self._idle >= len(self._tasks):
                 self._changed.notify()
-                return
-            if self._threads >= self._most or self._started():
-                return
-            if self._threads:
-                return
+                return True
+            if self._threads >= self._most or self._started() or self._threads:
+                return True
             self._tasks.remove(task)
-        task()
+            return False
 
     def _started(self) -> bool:
         """Start a thread, with the lock held; false if Python allows none."""

@@ -103,5 +103,5 @@ class Admission:
         check_if_exists(if_exists)
         if self._catalog.may_refuse(key, if_exists):
             new = stat_of(key, manifest, tier="host", arrived=0.0, expires_at=None)
-            self._catalog.existing(new, if_exists)
+            self._catalog.same(new, if_exists)
         self._sharing.admit(key, manifest)

@@ -50,13 +50,18 @@ class Catalog:
         return if_exists != "replace" and self.find(key) is not None
 
     def existing(self, new: Stat, if_exists: IfExists) -> Stat | None:
-        """The bundle that makes a put unnecessary, if there is one; raises `AlreadyExists`."""
+        """The bundle that makes a put unnecessary, if there is one and all of it can be read; raises `AlreadyExists`."""
+        found = self.same(new, if_exists)
+        return found if found is not None and self._is_whole(found) else None
+
+    def same(self, new: Stat, if_exists: IfExists) -> Stat | None:
+        """The bundle that says of itself that it is the same, if there is one; raises `AlreadyExists`."""
         check_if_exists(if_exists)
         found = self.find(new.key)
         if found is None:
             return None
         if found.digest == new.digest or (if_exists == "same" and found.content == new.content):
-            return found if self._is_whole(found) else None
+            return found
         if if_exists == "replace":
             return None
         raise already_exists(new.key)
@@ -67,11 +72,10 @@ class Catalog:
     def page(self, *, prefix: str, after: str, limit: int) -> Page:
         """One page of living bundles in key order."""
         now = self._clock()
-        found: dict[str, Stat] = {}
-        for tier in (self._durable, self._host.index):
-            if tier is not None:
-                stats = tier.page(prefix=prefix, after=after, limit=limit + 1, now=now)
-                found |= {stat.key: stat for stat in stats}
+        # In this order: what is spilled in between is in both, and not in neither.
+        tiers = [self._host.index] + ([self._durable] if self._durable is not None else [])
+        pages = [tier.page(prefix=prefix, after=after, limit=limit + 1, now=now) for tier in tiers]
+        found = {stat.key: stat for page in reversed(pages) for stat in page}
         keys = heapq.nsmallest(limit + 1, found)
         entries = tuple(self._host.as_copy(found[key]) for key in keys[:limit])
         return Page(entries=entries, next=entries[-1].key if len(keys) > limit else None)

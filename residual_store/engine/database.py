@@ -6,7 +6,7 @@ leaves are packed, so a bundle is a few files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -121,13 +121,19 @@ class Database(ClosedAtExit):
         record = self.read_record()
         if record is None or not record.is_shorter(ttl):
             return
+        longer = replace(record, ttl=ttl).pack()
         with told_apart(self._what):
             database = ts.KvStore.open(self._spec, context=self._context).result()
-            found = database.read(_RECORD).result()
-            # Another process may have made it longer meanwhile.
-            if found.state == "value" and Record.unpack(found.value, self._settings).is_shorter(ttl):
-                longer = replace(record, ttl=ttl).pack()
-                database.write(_RECORD, longer, if_equal=found.stamp.generation).result()
+            # Again if another process has changed it meanwhile; nothing else of it ever changes.
+            while (found := database.read(_RECORD).result()).state == "value":
+                if not Record.unpack(found.value, self._settings).is_shorter(ttl):
+                    return
+                try:
+                    database.write(_RECORD, longer, if_equal=found.stamp.generation).result()
+                except ValueError:
+                    # Unless it was removed, which is no failure.
+                    if database.read(_RECORD).result().state == "value":
+                        raise
 
     # Reading
 
@@ -168,9 +174,9 @@ class Database(ClosedAtExit):
         return Bundle.of_segment(record.manifest, segment)
 
     def check(self, record: Record) -> None:
-        """Read all leaves, a part of them at a time, and verify them; raises `DataLoss` and names the leaf."""
+        """Read all leaves, some at a time, and verify them; raises `DataLoss` and names the leaf."""
         reader = LeafReader(self._values, record, what=self._what)
-        for leaves in (record.packed, *((leaf,) for leaf in record.large)):
+        for leaves in _runs((*record.packed, *record.large), self._settings.chunk_bytes):
             digests = reader.read({leaf.index: np.empty(leaf.nbytes, np.uint8) for leaf in leaves})
             for leaf in leaves:
                 self._check(leaf, digests[leaf.index])
@@ -189,3 +195,15 @@ class Database(ClosedAtExit):
                 leaf=leaf.path,
                 index=leaf.index,
             )
+
+
+def _runs(leaves: Iterable[Leaf], nbytes: int) -> Iterator[list[Leaf]]:
+    """The leaves in order, in runs that end when they have so many bytes."""
+    run, length = list[Leaf](), 0
+    for leaf in leaves:
+        run.append(leaf)
+        length += leaf.nbytes
+        if length >= nbytes:
+            yield run
+            run, length = [], 0
+    yield run

@@ -189,10 +189,11 @@ class DurableTier:
     def lease(self, key: str, ttl: float | None) -> None:
         """Let a bundle live for ``ttl`` seconds from now, or without end; a longer lease than before is kept without the index too."""
         with self._noting.of(key):
-            if (entry := self.index.get(key)) is not None:
-                with self._generations.database(key, entry.generation) as database:
-                    database.lengthen(ttl)
-                self.index.lease(key, None if ttl is None else self._clock() + ttl)
+            if (entry := self.index.get(key)) is None:
+                return
+            self.index.lease(key, None if ttl is None else self._clock() + ttl)
+            with self._generations.database(key, entry.generation) as database:
+                database.lengthen(ttl)
 
     def remove(self, key: str) -> None:
         """Remove a bundle, but not what another process is writing there; files first, so that a full disk has room for the index."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 
 from residual_store.errors import InternalError, ResidualStoreError, StoreFull
@@ -51,6 +53,10 @@ def told_apart(what: str) -> Translation:
 def _translate(what: str, error: Exception) -> None:
     if isinstance(error, ResidualStoreError) or not isinstance(error, ValueError | OSError):
         return
-    if any(word in str(error).lower() for word in _FULL):
+    if isinstance(error, OSError) and error.errno is not None:
+        is_full, reason = error.errno in (errno.ENOSPC, errno.EDQUOT), f": {os.strerror(error.errno)}"
+    else:
+        is_full, reason = any(word in str(error).lower() for word in _FULL), ""
+    if is_full:
         raise StoreFull(f"{what}: there is no room on the disk") from error
-    raise InternalError(f"{what}: the storage failed") from error
+    raise InternalError(f"{what}: the storage failed{reason}") from error

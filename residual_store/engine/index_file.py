@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -97,17 +98,21 @@ def _translate(error: Exception) -> None:
 def _open(path: Path | None) -> sqlite3.Connection:
     try:
         return _connect_in_turn(path)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         # What cannot be opened now may be in use by others, and what it says of leases may stand nowhere else.
-        if path is None or not _is_damage(error):
+        if path is None or not _is_damage(error, path):
             raise
         for stale in path.parent.glob(path.name + "*"):
             stale.unlink(missing_ok=True)
         return _connect_in_turn(path)
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorcode in _DAMAGE
+def _is_damage(error: Exception, path: Path) -> bool:
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    # A file that may be written says that it may not, if it is damaged where it names its format.
+    is_format = error.sqlite_errorcode == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)
+    return is_format or error.sqlite_errorcode in _DAMAGE
 
 
 def _connect_in_turn(path: Path | None) -> sqlite3.Connection:

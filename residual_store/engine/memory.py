@@ -20,6 +20,7 @@ from residual_store.segment import Segment
 from residual_store.segments import NoRoom, SegmentPool
 from residual_store.settings import Settings
 from residual_store.shared_leaf import shared_keys
+from residual_store.store import Stat
 
 __all__ = ["HostMemory"]
 
@@ -123,11 +124,17 @@ class HostMemory:
                 # Another process may have committed the key since; its bundle stays.
                 if newer is None or newer.stat.arrived < stat.arrived:
                     spilled = self._spillable(key, bundle)
-                    ttl = None if stat.expires_at is None else stat.expires_at - stat.arrived
-                    self._durable.write(key, spilled, arrived=stat.arrived, ttl=ttl)
+                    self._durable.write(key, spilled, arrived=stat.arrived, ttl=self._lease_of(stat))
+                    self._durable.index.lease(key, stat.expires_at)
                     self.spilled += 1
                 self._host.remove(key)
         return True
+
+    def _lease_of(self, stat: Stat) -> float | None:
+        """What is put on disk as the lease: it ends with that of the bundle, or later, whichever way the clock was turned."""
+        if stat.expires_at is None:
+            return None
+        return stat.expires_at - min(stat.arrived, self._clock())
 
     def _spillable(self, key: str, bundle: Bundle) -> Bundle:
         """The bundle as the durable tier can have it: the leaves that it shares are there, or are its own again."""

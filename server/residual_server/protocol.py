@@ -19,6 +19,7 @@ from residual_store.settings import Settings
 __all__ = ["limited_protocol"]
 
 _READ_AT_ONCE = 256 * 1024
+_REQUEST = re.compile(rb"[A-Z]+ [^ \r\n]+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -63,7 +64,8 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
-        super().data_received(_without_upgrade(data) if self._awaits_head else data)
+        is_head, self._awaits_head = self._awaits_head, False
+        super().data_received(_without_upgrade(data) if is_head else data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -71,7 +73,6 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._start_head()
 
     def on_headers_complete(self) -> None:
-        self._awaits_head = False
         self._end_head()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
@@ -163,8 +164,9 @@ def _without_upgrade(data: bytes) -> bytes:
 
     A server may ignore that (RFC 9110, 7.8), and the parser would take no body after it.
     """
-    end = data.find(b"\r\n\r\n") + 1 or len(data)
-    if _UPGRADE.search(data, 0, end) is None:
+    end = data.find(b"\r\n\r\n") + 1
+    # Of a head that comes in pieces nobody could tell what is a body already.
+    if not end or not _REQUEST.match(data) or _UPGRADE.search(data, 0, end) is None:
         return data
     return _UPGRADE.sub(b"\r\nIgnored:", data[:end]) + data[end:]
 

@@ -158,4 +158,5 @@ class Service:
 async def _disconnected(request: Request) -> None:
     """Return when the client of a request, whose body is read or empty, has gone away."""
     while (await request.receive())["type"] != "http.disconnect":
-        pass
+        # A server may answer at once, again and again, and others have a turn.
+        await asyncio.sleep(0)

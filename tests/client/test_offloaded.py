@@ -334,6 +334,19 @@ def test_a_forward_without_its_backward_expires_and_is_counted() -> None:
             backward(y)
 
 
+def test_a_gradient_holds_no_memory_of_the_store() -> None:
+    """Outside of jit too, where a residual may be a gradient itself: what is kept is a copy."""
+    x = jnp.arange(1 << 18, dtype=jnp.float32)
+    store = open_store("memory://", settings=rc.Settings(host_bytes=4 << 20))
+    with rc.Client(store) as client:
+        scaled = client.offloaded(lambda x, w: x * w, saveable_args=(True, False))
+        kept = [jax.grad(lambda w, step=step: scaled(x + step, w).sum())(jnp.ones(())) for step in range(8)]
+        rows = [jax.grad(lambda w, step=step: scaled(x + step, w).sum())(x) for step in range(8)]
+        assert len(kept) == 8
+        for step, row in enumerate(rows):
+            np.testing.assert_array_equal(row, x + step)
+
+
 def test_a_backward_that_cannot_be_served_now_can_be_tried_again(tmp_path: Path) -> None:
     """Its residuals are still there; and those that cannot be deleted now are gone with the client at the latest."""
     store = Failing(open_store(tmp_path.as_uri()))

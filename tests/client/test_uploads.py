@@ -181,6 +181,35 @@ def test_a_backward_may_overtake_its_upload(url: str | None, memory_server: Serv
             np.testing.assert_allclose(found, X * jnp.cos(X) * number, rtol=1e-5)
 
 
+def test_a_handle_that_has_travelled_runs_its_backward(memory_server: Server) -> None:
+    """In a client that has never seen its program; and a traced backward is an ordinary function of JAX."""
+    with rc.connect(memory_server.url) as client:
+        text = client.offload(_vjp(), "travelled/a", if_exists="replace").to_json()
+    with rc.connect(memory_server.url) as client:
+        backward = client.backward(rc.Handle.from_json(text))
+        wanted = bits_of(backward(X))
+        assert bits_of(jax.jit(backward)(X)) == wanted
+        assert bits_of(jax.tree.map(lambda one: one[0], jax.lax.map(backward, X[None]))) == wanted
+        assert [one.shape for one in jax.eval_shape(backward, X)] == [X.shape, X.shape]
+        assert bits_of(backward(X)) == wanted
+
+
+def test_where_no_thread_can_be_started_an_upload_is_sent_at_once() -> None:
+    """As while Python ends; what it calls may offload too."""
+    with rc.connect("memory://") as client:
+        workers = client._transfers._uploads._workers
+        workers._started = lambda: False  # type: ignore[method-assign]
+        inner: list[rc.Handle] = []
+
+        def progress(done: int, total: int) -> None:
+            if not inner:
+                inner.append(client.offload(_vjp(1), "run/inner"))
+
+        client.offload(_vjp(), "run/outer", progress=progress).wait()
+        assert inner[0].wait().leaves
+        assert _gradient(client.restore("run/outer")) == _gradient(_vjp())
+
+
 def test_threads_that_offload_one_key_do_not_wait_for_each_other_for_ever() -> None:
     """An upload that waits for another one of its key never comes before it to the one worker there is."""
     for _ in range(50):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
@@ -109,6 +110,23 @@ def test_an_offer_of_another_protocol_is_ignored(server: Server, size: int) -> N
             assert connection.answer().status == status
         connection.send(head_of("GET", f"/v1/bundles/body/h2-{size}", offer))
         assert connection.answer().body == frame
+
+
+def test_a_body_that_looks_like_an_offer_is_stored_as_it_is(server: Server) -> None:
+    """Whatever the packets are in which head and body come."""
+    program = b"\r\nUpgrade: h2c\r\nPUT / HTTP/1.1\r\nUpgrade: h2c\r\n\r\n" * 20
+    head = {"Content-Length": str(len(program)), "Content-Type": "application/octet-stream"}
+    for number, cut in enumerate((-4, -3, -2, -1, 0, 1, 50)):
+        fingerprint = f"{number:064x}"
+        sent = head_of("PUT", f"/v1/programs/{fingerprint}", head)
+        whole, at = sent + program, len(sent) + cut
+        with Connection(server.url) as connection:
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.send(whole[:at])
+            ask(server.url, "GET", "/healthz")
+            connection.send(whole[at:])
+            assert connection.answer().status == 204
+        assert ask(server.url, "GET", f"/v1/programs/{fingerprint}").body.endswith(program)
 
 
 def test_the_forms_of_curl_are_accepted(server: Server) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from residual_store import Settings
+from residual_store import Settings, Stat
 from residual_store.engine.local import LocalStore
 from residual_store.errors import StoreFull
 from tests.servers import until
@@ -56,3 +57,22 @@ def test_a_prefetch_gives_way(tmp_path: Path) -> None:
         store.put("run/big", noise(9 << 20), durability="host")
         assert store.stat("run/big").tier == "host"
         until(lambda: store.usage().host_held_bytes <= 10 << 20)
+
+
+def test_a_listing_misses_nothing_that_is_spilled_meanwhile(tmp_path: Path) -> None:
+    """Each bundle is in one tier or the other, and a page looks at them in the order in which bundles move."""
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        for number in range(3):
+            store.put(f"run/{number}", noise(10), durability="host")
+        assert store._durable is not None
+        page = store._durable.page
+
+        def later(**asked: Any) -> list[Stat]:
+            while store._memory._make_room(1):
+                pass
+            return page(**asked)
+
+        store._durable.page = later  # type: ignore[method-assign]
+        assert [stat.key for stat in store.list().entries] == ["run/0", "run/1", "run/2"]
+        assert store.delete_prefix("run/") == 3
+        assert store.list().entries == ()

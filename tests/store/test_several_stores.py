@@ -108,3 +108,25 @@ def test_opening_a_root_forgets_nothing_that_others_write(tmp_path: Path) -> Non
         assert all(one.result() >= 3 for one in opening)
         assert len(store.list(limit=500).entries) == 61
         assert len(generations(tmp_path)) == 61
+
+
+def test_of_two_touches_the_longer_one_is_kept_without_the_index(tmp_path: Path) -> None:
+    """Two stores that have one root open touch a bundle at the same time, again and again."""
+    bundle = noise(10)
+    with _at(tmp_path) as one, _at(tmp_path) as other, ThreadPoolExecutor(2) as threads:
+        for number in range(20):
+            one.put(f"run/{number}", bundle, ttl=50)
+            line = threading.Barrier(2)
+
+            def touch(store: LocalStore, ttl: float, key: str, line: threading.Barrier = line) -> None:
+                line.wait(30)
+                store.touch(key, ttl=ttl)
+
+            begun = [threads.submit(touch, *asked, f"run/{number}") for asked in ((one, 500), (other, 900))]
+            for touching in begun:
+                touching.result(30)
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    with _at(tmp_path) as store:
+        left = [store.stat(f"run/{number}").expires_at for number in range(20)]
+    assert all(expires_at is not None and expires_at > time.time() + 600 for expires_at in left)
