@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import tensorstore as ts
 
 from residual_store import Bundle, Settings
 from residual_store.engine.local import LocalStore
-from residual_store.errors import NotFound
+from residual_store.errors import InternalError, NotFound
 from residual_store.store import IfExists
 from tests.servers import until
 from tests.store.bundles import assert_equal, filled, noise
@@ -169,3 +170,16 @@ def test_the_deletion_of_a_prefix_ends_while_puts_go_on(tmp_path: Path) -> None:
             assert puts < 20_000
         assert deleting.result() >= 120
         assert all(entry.key.endswith("/again") for entry in store.list(limit=500).entries)
+
+
+def test_a_root_that_cannot_be_opened_whole_stays_open_in_no_part(tmp_path: Path) -> None:
+    """Neither a descriptor nor the lock of a writer is left where only the parts below it cannot be opened."""
+    with _at(tmp_path) as store:
+        store.put("run/a", noise(10))
+    (tmp_path / "parts" / "index.sqlite").mkdir(parents=True)
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        with pytest.raises(InternalError):
+            _at(tmp_path)
+    assert psutil.Process().num_fds() == before
+    assert [path.name for path in (tmp_path / "writers").iterdir()] == ["door"]
