@@ -30,8 +30,10 @@ class Catalog:
     def find(self, key: str) -> Stat | None:
         """The living bundle with this key."""
         stat = self._host.find(key)
-        if stat is None and self._durable is not None and (entry := self._durable.find(key)) is not None:
-            stat = self._host.as_copy(entry.stat)
+        if stat is None and self._durable is not None:
+            entry = self._durable.find(key)
+            # What was replaced by a bundle in memory in between is found there.
+            stat = self._host.find(key) if entry is None else self._host.as_copy(entry.stat)
         return None if stat is None or self._is_over(stat) else stat
 
     def _is_over(self, stat: Stat) -> bool:
@@ -72,10 +74,15 @@ class Catalog:
     def page(self, *, prefix: str, after: str, limit: int) -> Page:
         """One page of living bundles in key order."""
         now = self._clock()
-        # In this order: what is spilled in between is in both, and not in neither.
-        tiers = [self._host.index] + ([self._durable] if self._durable is not None else [])
-        pages = [tier.page(prefix=prefix, after=after, limit=limit + 1, now=now) for tier in tiers]
-        found = {stat.key: stat for page in reversed(pages) for stat in page}
+
+        def of(tier: Index | DurableTier) -> dict[str, Stat]:
+            stats = tier.page(prefix=prefix, after=after, limit=limit + 1, now=now)
+            return {stat.key: stat for stat in stats}
+
+        found = of(self._host.index)
+        if self._durable is not None:
+            # Three times, because a bundle may be spilled meanwhile, or replaced by one in memory.
+            found = of(self._durable) | found | of(self._host.index)
         keys = heapq.nsmallest(limit + 1, found)
         entries = tuple(self._host.as_copy(found[key]) for key in keys[:limit])
         return Page(entries=entries, next=entries[-1].key if len(keys) > limit else None)

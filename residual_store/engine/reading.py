@@ -42,6 +42,9 @@ class Reading:
 
     def bundle(self, key: str, *, verify: bool = False) -> Bundle:
         """The whole bundle; with ``verify`` its digests are checked again if it is in the host tier."""
+        return self._settled(key, lambda: self._bundle(key, verify))
+
+    def _bundle(self, key: str, verify: bool) -> Bundle:
         stat = self.stat(key)
         held = self._host.get(key, stat.digest)
         bundle = held if held is not None else self._stored(key)
@@ -52,7 +55,7 @@ class Reading:
                 # Deleted, replaced or spilled meanwhile, and its leaves gone with it.
                 if self.stat(key).digest == stat.digest and self._host.get(key, stat.digest) is held:
                     raise
-                return self.bundle(key, verify=verify)
+                return self._bundle(key, verify)
         if verify and (held is not None or bundle.parts):
             bundle.verify(DataLoss)
         return bundle
@@ -84,7 +87,7 @@ class Reading:
 
     def leaf(self, key: str, index: int) -> npt.NDArray[np.generic]:
         """One leaf as a host array; raises `NotFound` if the bundle has no such leaf, and `TooLarge`."""
-        manifest, payload = self._leaf(key, index)
+        manifest, payload = self._settled(key, lambda: self._leaf(key, index))
         leaf = manifest.leaves[index]
         # A few bytes can stand for any number of them.
         if leaf.array_nbytes > self._memory.total:
@@ -96,7 +99,7 @@ class Reading:
 
     def payload(self, key: str, index: int) -> Payload:
         """The bytes of one leaf as they are stored; raises as `leaf` does."""
-        return self._leaf(key, index)[1]
+        return self._settled(key, lambda: self._leaf(key, index))[1]
 
     def _leaf(self, key: str, index: int) -> tuple[Manifest, Payload]:
         stat = self.stat(key)
@@ -118,10 +121,23 @@ class Reading:
 
     def manifest(self, key: str) -> Manifest:
         """The manifest alone."""
+        return self._settled(key, lambda: self._manifest(key))
+
+    def _manifest(self, key: str) -> Manifest:
         bundle = self._host.get(key, self.stat(key).digest)
         if bundle is not None:
             return bundle.manifest.resolved
         return self._of_durable(key, lambda durable: durable.read_manifest(key)).resolved
+
+    def _settled[T](self, key: str, look: Callable[[], T]) -> T:
+        """The result of ``look``, again if a bundle in memory has replaced the one on disk meanwhile."""
+        before = self._host.find(key)
+        try:
+            return look()
+        except NotFound:
+            if self._host.find(key) in (None, before):
+                raise
+        return self._settled(key, look)
 
     def _of_durable[T](self, key: str, read: Callable[[DurableTier], T]) -> T:
         if self._durable is None:

@@ -9,7 +9,7 @@ from residual_store import Settings, Stat
 from residual_store.engine.local import LocalStore
 from residual_store.errors import StoreFull
 from tests.servers import until
-from tests.store.bundles import assert_equal, noise
+from tests.store.bundles import assert_equal, filled, noise
 
 
 def _at(root: Path, settings: Settings | None = None) -> LocalStore:
@@ -76,3 +76,33 @@ def test_a_listing_misses_nothing_that_is_spilled_meanwhile(tmp_path: Path) -> N
         assert [stat.key for stat in store.list().entries] == ["run/0", "run/1", "run/2"]
         assert store.delete_prefix("run/") == 3
         assert store.list().entries == ()
+
+
+def test_what_is_replaced_by_a_bundle_in_memory_is_never_away(tmp_path: Path) -> None:
+    """A reader that looks between the two tiers finds the old bundle or the new one."""
+    with LocalStore.at(tmp_path.as_uri(), settings=Settings()) as store:
+        durable = store._durable
+        assert durable is not None
+        find, page = durable.find, durable.page
+
+        def replace(number: int) -> None:
+            durable.find, durable.page = find, page  # type: ignore[method-assign]
+            store.put(f"run/{number}", filled(2), durability="host", if_exists="replace")
+
+        for number in range(2):
+            store.put(f"run/{number}", filled(1), durability="disk")
+        durable.find = lambda key: replace(0) or find(key)  # type: ignore[method-assign, func-returns-value]
+        assert store.get("run/0").array(0)[1] == 2
+        for read in ("read", "read_manifest", "read_leaf"):
+            store.put("run/0", filled(1), durability="disk", if_exists="replace")
+            there = getattr(durable, read)
+            setattr(durable, read, lambda *asked, there=there: replace(0) or there(*asked))
+            found = {
+                "read": lambda: store.get("run/0").array(0)[1],
+                "read_manifest": lambda: store.manifest("run/0").leaves and 2,
+                "read_leaf": lambda: store.get_leaf("run/0", 0)[1],
+            }[read]()
+            assert found == 2
+            setattr(durable, read, there)
+        durable.page = lambda **asked: replace(1) or page(**asked)  # type: ignore[method-assign, func-returns-value]
+        assert [stat.key for stat in store.list().entries] == ["run/0", "run/1"]
