@@ -229,9 +229,9 @@ def stripped(program: export.Exported) -> export.Exported:
         return replace(program, mlir_module_serialized=_export._module_to_bytecode(module))
 
 
-def inputs_read(jaxpr: Any) -> list[bool]:
-    """Which inputs of a jaxpr any of its outputs or effects depend on; an input is one unless an operation rules it out."""
-    _, read = _partial_eval.dce_jaxpr(jaxpr, True)
+def inputs_read(jaxpr: Any, outputs: bool | list[bool] = True) -> list[bool]:
+    """Which inputs of a jaxpr any of these ``outputs`` or its effects depend on; one does unless an operation rules it out."""
+    _, read = _partial_eval.dce_jaxpr(jaxpr, outputs)
     return list(read)
 
 

@@ -154,6 +154,9 @@ class _Call:
         outputs, carried, leaving = self.plan.run(operands)
         ticket = None
         if leaving:
+            if self.plan.is_constant:
+                # JAX would take a put that nothing of the step goes into out of a loop, and each backward takes it away.
+                leaving = _tied([*leaving, *operands], jnp.uint32(0))[0][: len(leaving)]
             (ticket,) = host_call(Stow(self.depot, self.plan.places, self.function), *leaving)
             outputs, ticket = _tied(outputs, _varying(ticket))
         return self._returned(outputs, operands), (ticket, carried)

@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_structure
 
 from residual_client.depot import Place
-from residual_client.jax_compat import TreeDef, linearized
+from residual_client.jax_compat import TreeDef, inputs_read, linearized
 from residual_client.passage import Passage
 from residual_client.vjp import residuals_of
 
@@ -31,7 +31,7 @@ class Plan:
 
     ``program`` maps the operands to ``outputs`` outputs and to the leaves of a VJP object of the structure ``vjp``.
     ``carried`` has the operands that are leaves and are alive anyway, and ``stored`` the leaves that go to a store, each
-    array once.
+    array once; ``is_constant`` says that these are the same for all operands.
     """
 
     program: Any
@@ -40,6 +40,7 @@ class Plan:
     sources: tuple[_Source, ...]
     carried: tuple[int, ...]
     stored: tuple[int, ...]
+    is_constant: bool
     passages: tuple[Passage, ...]
     places: tuple[Place, ...]
 
@@ -60,6 +61,7 @@ class Plan:
             group, value = (carried, alive[id(var)]) if id(var) in alive else (stored, index)
             group.setdefault(id(var), value)
             sources.append(_Source(group is carried, list(group).index(id(var))))
+        is_stored = [False] * outputs + [index in stored.values() for index in range(len(residuals))]
         return cls(
             program=program,
             outputs=outputs,
@@ -67,6 +69,7 @@ class Plan:
             sources=tuple(sources),
             carried=tuple(carried.values()),
             stored=tuple(stored.values()),
+            is_constant=not any(inputs_read(program.jaxpr, is_stored)),
             passages=tuple(
                 Passage.of(variables[index].aval, residuals[index].path) for index in stored.values()
             ),

@@ -204,6 +204,28 @@ def test_a_residual_without_bytes_travels_as_nothing(wrap: Any, client: rc.Clien
     np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.parametrize(
+    "kept", [jnp.full((2, 8), 2.0), np.zeros((2, 8), jax.dtypes.float0)], ids=["constant", "float0"]
+)
+def test_what_is_the_same_in_each_round_of_a_loop_is_stored_in_each(kept: Any, client: rc.Client) -> None:
+    """A residual that depends on no argument, of which each backward takes its own."""
+
+    @jax.custom_vjp
+    def doubled(a: Any) -> Any:
+        return a * 2
+
+    doubled.defvjp(lambda a: (a * 2, kept), lambda kept, y_bar: (y_bar * 2,))
+    off = client.offloaded(doubled)
+
+    def loss(f: Any) -> Any:
+        return lambda a: jax.lax.scan(lambda total, row: (total + f(row).sum(), None), 0.0, a)[0]
+
+    rows = jnp.stack([x[:2], x[2:]])
+    for wrap in (lambda f: f, jax.jit):
+        np.testing.assert_array_equal(wrap(jax.grad(loss(off)))(rows), jnp.full_like(rows, 2))
+    assert left_in(client) == 0
+
+
 def test_one_function_differentiated_in_different_arguments(off: Function) -> None:
     """Derivatives of one jitted function in other arguments, taken in turn, do not mix up what they saved."""
     f = jax.jit(off)
