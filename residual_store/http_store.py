@@ -151,8 +151,8 @@ class HttpStore(ClosedAtExit):
 
     def delete(self, key: str, *, digest: str | None = None) -> None:
         self._transport.forget(key)
-        query, gone = {"digest": digest}, lambda: None
-        self._exchange("DELETE", self._bundle(key), answers.read_nothing, query=query, gone=gone)
+        path, query = self._bundle(key), {"digest": digest}
+        self._exchange("DELETE", path, answers.read_nothing, query=query, gone=lambda: None)
 
     def delete_prefix(self, prefix: str) -> int:
         self._transport.forget_all(check_prefix(prefix, self.settings))

@@ -61,7 +61,8 @@ class Plan:
             group, value = (carried, alive[id(var)]) if id(var) in alive else (stored, index)
             group.setdefault(id(var), value)
             sources.append(_Source(group is carried, list(group).index(id(var))))
-        is_stored = [False] * outputs + [index in stored.values() for index in range(len(residuals))]
+        kept = set(stored.values())
+        is_stored = [False] * outputs + [index in kept for index in range(len(residuals))]
         return cls(
             program=program,
             outputs=outputs,

@@ -77,10 +77,11 @@ class Index:
 
     def _set(self, stat: Stat, entry: Entry, until: float | None) -> None:
         self._release(stat.key, until)
+        values = [getattr(stat, name) for name in _OF_STAT]
+        values += [entry.generation, entry.paths, run_of(stat.key)]
         self._run(
-            f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-            *(getattr(stat, name) for name in _OF_STAT),
-            *(entry.generation, entry.paths, run_of(stat.key)),
+            f"INSERT OR REPLACE INTO bundles ({_COLUMNS}, run) VALUES ({', '.join('?' * len(values))})",  # noqa: S608
+            *values,
         )
         self._file.run_for_each(
             "INSERT INTO leaves (key, number, shared_key, is_shared) VALUES (?, ?, ?, ?)",

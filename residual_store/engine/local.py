@@ -136,11 +136,7 @@ class LocalStore(ClosedAtExit):
     ) -> Self:
         """A store with a durable tier at a tensorstore URL, such as ``file:///path``."""
         durable = DurableTier(Root(url), settings=settings, clock=clock)
-        try:
-            return cls(url, settings=settings, durable=durable, arena=arena, clock=clock)
-        except BaseException:
-            durable.close()
-            raise
+        return cls(url, settings=settings, durable=durable, arena=arena, clock=clock)
 
     def durability(self, wanted: str | None) -> Durability:
         """The durability that a put will have; raises `InvalidOption` for one that this store cannot promise."""
@@ -186,10 +182,12 @@ class LocalStore(ClosedAtExit):
         if part is not None:
             return self._parts.put(key, bundle, part, durability=durability, ttl=ttl, if_exists=if_exists)
         self._memory.check_fits(bundle.manifest.nbytes)
-        bundle = bundle if bundle.owned else self.admission.take_in(key, bundle, durability, if_exists)
+        if not bundle.owned:
+            bundle = self.admission.take_in(key, bundle, durability, if_exists)
         stat, existed = self._commits.put(key, bundle, durability, ttl, if_exists)
         self.arrivals.announce(key)
-        seconds, has_program = {"commit": time.perf_counter() - started}, self._programs.has(bundle.manifest)
+        seconds = {"commit": time.perf_counter() - started}
+        has_program = self._programs.has(bundle.manifest)
         return receipt_of(stat, bundle.manifest, existed=existed, has_program=has_program, seconds=seconds)
 
     def lend(self, key: str, nbytes: int) -> Payload | None:

@@ -53,15 +53,12 @@ class Parts:
         self._store = store
         self._memory = memory
         self._programs = programs
-        self._shelf_url = "memory://" if durable is None else durable.root.shelf_url
+        self._root = None if durable is None else durable.root
         self._clock = clock
         self._joining = KeyLocks()
         self._opening = threading.Lock()
         self._opened: Shelf | None = None
         self.expired = 0
-        if durable is not None and durable.root.has_shelf:
-            # Parts that were left by a process before this one must expire too.
-            self._open_shelf()
 
     def close(self) -> None:
         if self._opened is not None:
@@ -69,17 +66,19 @@ class Parts:
 
     @property
     def _shelf(self) -> Shelf:
-        return self._open_shelf()
-
-    def _open_shelf(self) -> Shelf:
         with self._opening:
             if self._opened is None:
                 settings = self._store.settings
                 settings = replace(settings, max_key_chars=settings.max_key_chars + _KEY_CHARS)
-                self._opened = cast(
-                    "Shelf", open_store(self._shelf_url, settings=settings, clock=self._clock)
-                )
+                url = "memory://" if self._root is None else self._root.shelf_url
+                self._opened = cast("Shelf", open_store(url, settings=settings, clock=self._clock))
             return self._opened
+
+    @property
+    def _used_shelf(self) -> Shelf | None:
+        """The shelf if parts may wait there, of this process or left by one before it."""
+        is_used = self._opened is not None or (self._root is not None and self._root.has_shelf)
+        return self._shelf if is_used else None
 
     def put(
         self,
@@ -202,12 +201,12 @@ class Parts:
 
     def forget_below(self, prefix: str) -> None:
         """Let go of the parts of all bundles whose key starts with ``prefix``."""
-        if self._opened is not None:
-            self._shelf.delete_prefix(prefix)
+        if (shelf := self._used_shelf) is not None:
+            shelf.delete_prefix(prefix)
 
     def expire(self) -> int:
         """Remove the parts whose lease has ended, and return how many."""
-        count = self._opened.expire() if self._opened is not None else 0
+        count = shelf.expire() if (shelf := self._used_shelf) is not None else 0
         self.expired += count
         return count
 

@@ -88,11 +88,8 @@ class Service:
 
     async def when_there[T](self, request: Request, key: str, seconds: float, look: Callable[[], T]) -> T:
         """The result of ``look``, tried again whenever ``key`` arrives, for ``seconds`` at most; raises `NotFound`."""
-        try:
+        if seconds <= 0:
             return await self.call(look, at_once=is_quick(self.store))
-        except NotFound:
-            if seconds <= 0:
-                raise
         gone = asyncio.ensure_future(_disconnected(request))
         self.waiting += 1
         try:

@@ -118,14 +118,8 @@ def _conditional(request: Request, content: _Content) -> Response:
     known = request.headers.get("if-none-match", "").strip()
     if known == "*" or content.etag in known:
         return Response(status_code=304, headers=content.headers)
-    asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
-    is_whole = (
-        asked is None
-        or asked.group() == "bytes=-"
-        or _is_backwards(asked)
-        or request.headers.get("if-range", content.etag) != content.etag
-    )
-    if asked is None or is_whole:
+    asked = _asked(request, content.etag)
+    if asked is None:
         return _sent(request, content, content.body, {})
     length = len(content.body)
     start, stop = _bounds(asked, length)
@@ -142,10 +136,13 @@ def _sent(
     return PartsResponse(parts, headers=headers, media_type=content.media_type, status_code=status_code)
 
 
-def _is_backwards(asked: re.Match[str]) -> bool:
-    """Whether it ends before it starts: such a header is invalid and ignored (RFC 9110, 14.1.1)."""
+def _asked(request: Request, etag: str) -> re.Match[str] | None:
+    """The range that is asked for; None for the whole, and for what is none, such as one that ends before it starts (RFC 9110, 14.1.1)."""
+    asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
+    if asked is None or not any(asked.groups()) or request.headers.get("if-range", etag) != etag:
+        return None
     first, last = asked.groups()
-    return bool(first and last) and int(first) > int(last)
+    return None if first and last and int(first) > int(last) else asked
 
 
 def _bounds(asked: re.Match[str], length: int) -> tuple[int, int]:
